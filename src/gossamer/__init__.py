@@ -1,0 +1,29 @@
+"""Gossamer: efficient AI computing that works only on what the data need.
+
+Rooms are loaded when first touched, so that ``import gossamer`` costs next to nothing:
+
+- ``gossamer.weights``: compressed formats of one weight matrix, and layers that multiply without unpacking it;
+- ``gossamer.compress``: whole language models pruned, encoded, checked, served;
+- ``gossamer.core``: what rooms share: hardware facts, measuring, files, reports.
+
+>>> import gossamer
+>>> gossamer.weights.__name__
+'gossamer.weights'
+"""
+
+from importlib import import_module
+from types import ModuleType
+
+__version__ = "0.1.0"
+
+_ROOMS = ("compress", "core", "weights")
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in _ROOMS:
+        return import_module(f"gossamer.{name}")
+    raise AttributeError(f"module 'gossamer' has no attribute {name!r}; its rooms are {', '.join(_ROOMS)}")
+
+
+def __dir__() -> list[str]:
+    return ["__version__", *_ROOMS]

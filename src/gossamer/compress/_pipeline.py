@@ -1,0 +1,180 @@
+"""Compress a whole model, block by block, so that an interrupted run resumes where it was.
+
+Every finished block is written to ``OUT.partial`` before the next one starts. When all are there, the folder is put
+together and renamed to ``OUT``: at any moment ``OUT`` is absent or complete. A second run with the same settings
+takes finished blocks from disk and gives the same result, bit for bit, as an undisturbed one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import gossamer
+from gossamer.compress._blocks import Block, dense_weight, linears, set_dense_weight
+from gossamer.compress._calibrate import calibrate
+from gossamer.compress._checkpoint import read_about, write_folder
+from gossamer.compress._models import DenseModel, load_dense
+from gossamer.compress._prune import prune, relative_output_error
+from gossamer.compress._run import Run
+from gossamer.compress._settings import Settings
+from gossamer.compress._statistics import LinearStatistics
+from gossamer.compress._text import Text, calibration_windows, default_text
+from gossamer.weights import BitmapWeight, DenseWeight, LosslessWeight, WeightFormat, speed_over_dense
+
+Progress = Callable[[str, int, int], None]
+"""Called as ``progress(what, done, total)``."""
+
+STEP_ASIDE_BELOW = 0.97
+"""``format="auto"`` stores a layer dense if no format multiplies at least this many times as fast as dense."""
+
+
+def compress(
+    model: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    settings: Settings | None = None,
+    text: Text | None = None,
+    progress: Progress = lambda what, done, total: None,
+    fresh: bool = False,
+) -> Path:
+    """Prune every linear layer inside the blocks of ``model`` and write a compressed folder.
+
+    Embeddings, norms and the head stay as they are.
+
+    Args:
+        model: a local folder, a GGUF file, a hub id in the user's cache, or "smollm2-135m".
+        out: the folder to make; it must not exist. ``OUT.partial`` holds the finished blocks until then.
+        settings: see :class:`Settings`.
+        text: calibration text; by default the standard library's own documentation.
+        progress: called after every block.
+        fresh: throw away the unfinished blocks of an earlier run instead of resuming it.
+
+    Returns:
+        ``out``, for :func:`load`. If ``out`` is already the result of exactly this run, nothing is done.
+
+    Raises:
+        ValueError: bad settings, unknown model, text too short, or an unfinished run with other settings.
+        OSError: ``out`` exists or its folder cannot be written.
+    """
+    settings = settings or Settings()
+    out = Path(os.path.abspath(out))
+    _check_writable(out)
+    text = text or default_text()
+    dense = load_dense(os.fspath(model), dtype=getattr(torch, settings.dtype))
+    identity = _identity(dense, settings, text)
+    if out.exists():
+        if out.is_dir() and any(out.iterdir()) and _made_by(out) == identity:
+            return out
+        raise FileExistsError(f"output folder {out} exists already; choose another or remove it")
+    windows = calibration_windows(text, dense.tokenizer, settings.samples, settings.seqlen)
+    run = Run.open(out, identity, fresh)
+    _compress_blocks(dense, windows, settings, run, progress)
+    return _finish(run, dense)
+
+
+def _compress_blocks(dense: DenseModel, windows: Tensor, settings: Settings, run: Run, progress: Progress) -> None:
+    """Write the block files that are missing; finished ones are put into the model as they are passed."""
+    dense.model.float()  # float32 statistics of weights that are exact in the storage dtype
+    done = run.done
+    walk = calibrate(dense.model, windows, propagate=settings.propagate, hessian=settings.score == "sparsegpt")
+    for step in walk:
+        if step.index in done:
+            weights, _ = run.read(step.index)
+        else:
+            weights = _compress_block(step.block, step.statistics, settings, run, step.index)
+        for name, linear in linears(step.block).items():
+            set_dense_weight(linear, weights[name].to_dense().float())
+        progress("compressing blocks", step.index + 1, step.total)
+
+
+def _compress_block(
+    block: Block, statistics: dict[str, LinearStatistics], settings: Settings, run: Run, index: int
+) -> dict[str, WeightFormat]:
+    weights, reports = {}, []
+    for name, linear in linears(block).items():
+        original = dense_weight(linear)
+        kept = prune(original, statistics[name], settings).to(getattr(torch, settings.dtype))
+        weight = choose_format(kept, settings)
+        weights[name] = weight
+        error = relative_output_error(original, weight.to_dense().float(), statistics[name])
+        reports.append(_report(f"{block.name}.{name}", weight, float((kept != 0).double().mean()), error))
+    run.write(index, weights, reports)
+    return weights
+
+
+def choose_format(weight: Tensor, settings: Settings) -> WeightFormat:
+    """``weight`` in the format that ``settings`` names; for "auto" the fastest one measured on this machine."""
+    if settings.format == "dense":
+        return DenseWeight.from_dense(weight)
+    if settings.format == "lossless":
+        return LosslessWeight.from_dense(weight)
+    bitmap = BitmapWeight.from_dense(weight, layout="rows")
+    if settings.format == "bitmap":
+        return bitmap
+    candidates: list[WeightFormat] = [bitmap] if settings.prunes else []
+    if weight.dtype == torch.bfloat16:
+        candidates.append(LosslessWeight.from_dense(weight))
+    smaller = [candidate for candidate in candidates if candidate.nbytes < candidate.dense_nbytes]
+    fastest = max(smaller, key=speed_over_dense, default=None)
+    if fastest is None or speed_over_dense(fastest) < STEP_ASIDE_BELOW:
+        return DenseWeight.from_dense(weight)
+    return fastest
+
+
+def _report(name: str, weight: WeightFormat, density: float, error: float) -> dict[str, Any]:
+    return {
+        "name": name,
+        "format": weight.name,
+        "shape": list(weight.shape),
+        "density": density,
+        "bytes": weight.nbytes,
+        "dense_bytes": weight.dense_nbytes,
+        "relative_output_error": error,
+    }
+
+
+def _finish(run: Run, dense: DenseModel) -> Path:
+    """Put the finished blocks together and give the folder its name."""
+    weights, reports = {}, []
+    for index in sorted(run.done):
+        block_weights, block_reports = run.read(index)
+        weights.update(zip([report["name"] for report in block_reports], block_weights.values(), strict=True))
+        reports += block_reports
+    dense.model.to(getattr(torch, run.identity["settings"]["dtype"]))
+    stage = run.stage
+    about = {
+        "gossamer": gossamer.__version__,
+        "run": run.identity,
+        "layers": reports,
+        "dense_model": str(dense.path),
+        "dense_bytes": sum(tensor.numel() * tensor.element_size() for tensor in dense.model.parameters()),
+    }
+    write_folder(stage, dense.model, dense.tokenizer, weights, about)
+    return run.publish(stage)
+
+
+def _identity(dense: DenseModel, settings: Settings, text: Text) -> dict[str, Any]:
+    digest = hashlib.sha256(text.calibration.encode()).hexdigest()[:16]
+    return {"model": dense.name, "weights": dense.fingerprint, "settings": asdict(settings), "text": [text.name, digest]}
+
+
+def _made_by(out: Path) -> dict[str, Any] | None:
+    try:
+        return read_about(out).get("run")
+    except ValueError:
+        return None
+
+
+def _check_writable(out: Path) -> None:
+    """Refuse before any work is done what would fail at its end."""
+    if not out.parent.is_dir():
+        raise FileNotFoundError(f"output folder {out} cannot be made: {out.parent} does not exist")
+    if not os.access(out.parent, os.W_OK):
+        raise PermissionError(f"output folder {out} cannot be made: {out.parent} is not writable")

@@ -1,0 +1,44 @@
+"""Prune one weight matrix as the settings say, and say how much of the layer's output that changes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gossamer.compress._masks import keep_n_of_m, keep_per_row
+from gossamer.compress._scores import score_named
+from gossamer.compress._settings import Settings
+from gossamer.compress._sparsegpt import sparsegpt
+from gossamer.compress._statistics import LinearStatistics
+
+
+def prune(weight: Tensor, statistics: LinearStatistics, settings: Settings) -> Tensor:
+    """``weight`` ``(out, in)`` with zeros, contiguous, in its own dtype; SparseGPT also corrects what is kept.
+
+    Raises:
+        ValueError: the pattern does not divide the inputs, or SparseGPT is asked for without a Hessian.
+    """
+    if settings.score == "sparsegpt":
+        if statistics.hessian is None:
+            raise ValueError("score 'sparsegpt' needs statistics with a Hessian: calibrate(..., hessian=True)")
+        return sparsegpt(weight, statistics.hessian, settings.sparsity, settings.n_of_m).to(weight.dtype)
+    scores = score_named(settings.score)(weight, statistics)
+    pattern = settings.n_of_m
+    keep = keep_per_row(scores, settings.sparsity) if pattern is None else keep_n_of_m(scores, *pattern)
+    return torch.where(keep, weight, torch.zeros_like(weight)).contiguous()
+
+
+def relative_output_error(original: Tensor, compressed: Tensor, statistics: LinearStatistics) -> float:
+    """Root of the share of the layer's output energy that is lost: ``||X (W - V)ᵀ|| / ||X Wᵀ||``, 0 if there is none.
+
+    Exact where the statistics have a Hessian; otherwise from ``E x²`` alone, which takes the inputs as uncorrelated.
+    """
+    return (_energy(original - compressed, statistics) / max(_energy(original, statistics), 1e-30)) ** 0.5
+
+
+def _energy(weight: Tensor, statistics: LinearStatistics) -> float:
+    """``E ||x Wᵀ||²``, up to a factor that is the same for all weights."""
+    weight = weight.float()
+    if statistics.hessian is not None:
+        return float((weight @ statistics.hessian * weight).sum().clamp_min(0.0))
+    return float((weight.square() @ statistics.second_moment.float()).sum())

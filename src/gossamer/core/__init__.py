@@ -1,0 +1,1 @@
+"""What the rooms share: hardware facts, kernels' plumbing, files, measuring, reports. It imports no room."""

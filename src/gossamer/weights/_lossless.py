@@ -1,0 +1,140 @@
+"""Bit-exact compressed bf16 weights.
+
+Nothing is rounded or dropped: every one of the 65,536 bf16 bit patterns comes back as it was, so that a model's
+answers do not change. What shrinks is the exponent, whose eight bits carry less than three in trained weights (Fan
+et al., "ZipServ", ASPLOS 2026). Two layouts:
+
+* ``nib12``, 12.0 bits a weight: made for products on a CPU, which take as many bytes less from memory;
+* ``tbe``, 11.3 bits a weight on trained weights: the published layout, smaller, slower to multiply with on a CPU.
+
+A matrix that would not shrink (random bits, or so narrow that the padding costs more) is kept as it is: layout
+``raw``. So no weight ever takes more than 16 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gossamer.core.hardware import cpu_features
+from gossamer.weights._format import Matvec, Scalar, WeightFormat, check_matrix
+from gossamer.weights._lossless_arrays import as_tensor
+from gossamer.weights._lossless_raw import Raw
+from gossamer.weights._nib12_layout import Nib12
+from gossamer.weights._tbe_layout import Tbe
+
+LAYOUTS = ("nib12", "tbe")
+_BATCH = 8
+_STORED: dict[str, type[Nib12] | type[Tbe] | type[Raw]] = {kind.layout: kind for kind in (Nib12, Tbe, Raw)}
+
+
+@dataclass(frozen=True, eq=False)
+class LosslessWeight(WeightFormat):
+    """A bf16 matrix of shape ``(out, in)``, compressed without loss.
+
+    stored: the arrays, in one of the layouts :class:`Nib12`, :class:`Tbe` and :class:`Raw`.
+
+    Products are sums in float32 of the exact weights with float32 activations, NaN and infinities included, in an
+    order of their own: they differ from a dense product by rounding only.
+    """
+
+    name: ClassVar[str] = "lossless"
+    version: ClassVar[int] = 1
+
+    shape: tuple[int, int]
+    stored: Nib12 | Tbe | Raw
+    dtype: torch.dtype = torch.bfloat16
+
+    @classmethod
+    def from_dense(cls, weight: Tensor, layout: str = "nib12") -> Self:  # type: ignore[override]
+        """Compress ``weight``, bf16 ``(out, in)`` on the CPU, in ``layout`` "nib12" or "tbe".
+
+        Raises:
+            TypeError: ``weight`` is not bf16.
+            ValueError: it is not a non-empty matrix on the CPU, or ``layout`` is neither of the two.
+
+        >>> weight = torch.randn(256, 256, dtype=torch.float64).to(torch.bfloat16)
+        >>> compressed = LosslessWeight.from_dense(weight)
+        >>> torch.equal(compressed.to_dense(), weight), round(compressed.bits_per_weight)
+        (True, 12)
+        """
+        check_matrix(weight, (torch.bfloat16,))
+        if layout not in LAYOUTS:
+            raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
+        bits = weight.detach().contiguous().view(torch.int16).numpy().view(np.uint16)
+        encoded = Nib12.from_bits(bits) if layout == "nib12" else Tbe.from_bits(bits)
+        rows, columns = bits.shape
+        return cls((rows, columns), Raw.from_bits(bits) if encoded is None else encoded)
+
+    @property
+    def layout(self) -> str:
+        """How the matrix is stored: "nib12", "tbe", or "raw" where it would not shrink."""
+        return self.stored.layout
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Stored bits, everything included, for each weight of the matrix."""
+        return 8 * self.nbytes / (self.shape[0] * self.shape[1])
+
+    def to_dense(self, out: Tensor | None = None) -> Tensor:
+        """The dense bf16 matrix, written into ``out`` if given: contiguous bf16 ``(out, in)``."""
+        if out is None:
+            out = torch.empty(self.shape, dtype=self.dtype)
+        elif out.shape != self.shape or out.dtype != self.dtype or not out.is_contiguous():
+            raise ValueError(f"out must be contiguous bfloat16 {self.shape}, got {out.dtype} {tuple(out.shape)}")
+        self.stored.to_bits(out.detach().view(torch.int16).numpy().view(np.uint16))
+        return out
+
+    def arrays(self) -> dict[str, Tensor]:
+        """The arrays of the layout, see ``stored``."""
+        return {name: as_tensor(array) for name, array in self.stored.arrays().items()}
+
+    def meta(self) -> dict[str, Scalar]:
+        """The layout's name and its scalars."""
+        return self.stored.meta()
+
+    @classmethod
+    def from_arrays(
+        cls, arrays: Mapping[str, Tensor], shape: tuple[int, int], dtype: torch.dtype, meta: Mapping[str, Scalar]
+    ) -> Self:
+        """The inverse of :meth:`arrays` and :meth:`meta`, without a copy.
+
+        Raises:
+            ValueError: the arrays contradict each other, the shape or ``meta``. Whatever is accepted can be decoded
+                and multiplied without reading outside of any array.
+        """
+        layout = meta.get("layout")
+        if layout not in _STORED:
+            raise ValueError(f"layout must be one of {', '.join(_STORED)}, got {layout!r}")
+        if dtype != torch.bfloat16:
+            raise ValueError(f"dtype must be bfloat16, got {dtype}")
+        if min(shape) < 1:
+            raise ValueError(f"shape must be positive, got {shape}")
+        stored = _STORED[str(layout)].from_arrays(arrays, shape, meta)
+        unknown = set(arrays) - set(stored.arrays())
+        if unknown:
+            raise ValueError(f"layout {layout!r} has no arrays named {', '.join(sorted(unknown))}")
+        return cls(shape, stored)
+
+    def bind(self, threads: int = 1, features: frozenset[str] | None = None) -> Matvec:
+        """``f(x, out)`` for ``out = W @ x``; ``features`` restricts the processor features that may be used."""
+        product = self.stored.product(1, threads, cpu_features() if features is None else features)
+
+        def matvec(x: np.ndarray, out: np.ndarray) -> None:
+            product(x.reshape(1, -1), out.reshape(1, -1))
+
+        return matvec
+
+    def matmul_small(
+        self, x: np.ndarray, out: np.ndarray, threads: int = 1, features: frozenset[str] | None = None
+    ) -> None:
+        """``out = x @ W.T``: ``x`` float32 ``(n, in)``, ``out`` float32 ``(n, out)``; eight rows take one pass over W."""
+        allowed = cpu_features() if features is None else features
+        for start in range(0, len(x), _BATCH):
+            rows = x[start : start + _BATCH]
+            self.stored.product(len(rows), threads, allowed)(rows, out[start : start + _BATCH])
