@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# --no-compile: what is imported is compiled then; compiling everything would double the time of an installation.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 DEMO := build/demo
 
 # What to pass on: make test ARGS="-k bitmap", make bench CLAIM=cpu-nib12-gemv

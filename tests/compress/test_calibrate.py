@@ -134,6 +134,14 @@ def test_the_walk_leaves_no_trace_in_the_model() -> None:
         assert torch.equal(model(input_ids=windows).logits, before(input_ids=windows).logits)
 
 
+def test_statistics_asked_for_too_late_are_refused_and_early_ones_stay() -> None:
+    walk = calibrate(tiny_model("llama"), tiny_windows())
+    first, second = next(walk), next(walk)
+    with pytest.raises(RuntimeError, match=r"the walk has left model.layers.0"):
+        first.statistics  # noqa: B018
+    assert second.statistics is second.statistics
+
+
 def test_bad_arguments_are_named() -> None:
     model = tiny_model("llama")
     with pytest.raises(ValueError, match="propagate must be one of"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -92,6 +94,13 @@ def random_model(config: object) -> PreTrainedModel:
     return model
 
 
+def rounded(model: PreTrainedModel) -> PreTrainedModel:
+    """As a checkpoint in bfloat16 is loaded: the parameters, but not the rotary frequencies."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16()
+    return model
+
+
 def forward_logits(model: PreTrainedModel, ids: torch.Tensor = IDS) -> np.ndarray:
     with torch.no_grad():
         return model(ids[None]).logits[0].float().numpy()
@@ -99,6 +108,15 @@ def forward_logits(model: PreTrainedModel, ids: torch.Tensor = IDS) -> np.ndarra
 
 def stepped(decoder: Decoder, ids: torch.Tensor = IDS) -> np.ndarray:
     return np.stack([decoder.step(int(token)) for token in ids])
+
+
+@pytest.fixture(autouse=True)
+def one_torch_thread() -> Iterator[None]:
+    """These models are too small for more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("name", [*OWN_LOOP, *OWN_FORWARD])
@@ -110,7 +128,7 @@ def test_steps_equal_the_models_forward(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*OWN_LOOP, *OWN_FORWARD])
-@pytest.mark.parametrize("prompt", [1, 2, 17])
+@pytest.mark.parametrize("prompt", [5, 17])
 def test_a_prompt_at_once_equals_the_prompt_in_steps(name: str, prompt: int) -> None:
     model = random_model((OWN_LOOP | OWN_FORWARD)[name])
     decoder = Decoder(model, 64, threads=1)
@@ -136,17 +154,15 @@ def test_torch_products_give_the_same_logits_to_their_precision() -> None:
     model = random_model(OWN_LOOP["qwen2"])
     exact = forward_logits(model)
     np.testing.assert_allclose(stepped(Decoder(model, 64, dense="torch-fp32")), exact, atol=1e-4)
-    rounded = stepped(Decoder(model, 64, dense="torch-bf16"))
-    assert 1e-4 < np.abs(rounded - exact).max() < 0.05 * np.abs(exact).max()
+    coarse = stepped(Decoder(model, 64, dense="torch-bf16"))
+    assert 1e-4 < np.abs(coarse - exact).max() < 0.05 * np.abs(exact).max()
 
 
 def test_bfloat16_weights_meet_float32_activations() -> None:
     """The oracle is the same weights widened to float32, not transformers' forward in bfloat16."""
-    model = random_model(OWN_LOOP["llama with biases, tied head, llama3 rope, head size 22"]).bfloat16()
+    model = rounded(random_model(OWN_LOOP["llama with biases, tied head, llama3 rope, head size 22"]))
     logits = [Decoder(model, 64, threads=1).prefill(IDS), stepped(Decoder(model, 64, threads=1))[-1]]
-    rotary = model.model.rotary_emb.inv_freq.clone()
     widened = forward_logits(model.float())[-1]
-    assert rotary.dtype == torch.float32
     for each in logits:
         np.testing.assert_allclose(each, widened, atol=1e-4)
 
@@ -164,7 +180,7 @@ def test_dense_weights_are_used_where_they_are(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("weight", [BitmapWeight, LosslessWeight])
 @pytest.mark.parametrize("name", ["qwen2", "llama with biases, tied head, llama3 rope, head size 22"])
 def test_compressed_layers_decode_like_the_dense_ones(name: str, weight: type) -> None:
-    model = random_model(OWN_LOOP[name]).bfloat16()
+    model = rounded(random_model(OWN_LOOP[name]))
     expected = stepped(Decoder(model, 64, threads=1))
     for block in model.model.layers:
         for parent, child, layer in [
@@ -253,7 +269,7 @@ def test_profiling_leaves_the_sequence_as_it_was(name: str) -> None:
 
 
 def test_the_exponential_is_accurate_over_its_range() -> None:
-    @njit(fastmath=kernels._REORDER, error_model="numpy")
+    @njit(fastmath=kernels.REORDER, error_model="numpy")
     def exponentials(x, out):
         for i in range(x.size):
             out[i] = kernels.exp32(x[i])

@@ -143,3 +143,11 @@ def test_what_cannot_be_loaded_gives_one_line(tmp_path: Path) -> None:
         assert str(source) in str(caught.value)
     with pytest.raises(ValueError, match="nonesuch"):
         load_dense(tmp_path / "odd.gguf")
+
+
+def test_packed_weights_are_refused(tmp_path: Path) -> None:
+    folder = plain_folder(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "some"}}))
+    with pytest.raises(ValueError, match="compressed by 'some': give the dense model"):
+        load_dense(folder)

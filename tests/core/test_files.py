@@ -56,8 +56,13 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
     path = tmp_path / "a.json"
     write_json(path, {"old": 1})
     before = path.read_bytes()
-    with pytest.raises(OSError, match="No space"), atomic_write(path) as temporary:
-        temporary.write_bytes(b"half")
-        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def fill_the_disk() -> None:
+        with atomic_write(path) as temporary:
+            temporary.write_bytes(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        fill_the_disk()
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]

@@ -127,7 +127,8 @@ def assert_arrays_match_the_text(weight, layout):
     assert compressed.meta() == meta
     assert set(compressed.arrays()) == set(arrays)
     for name, array in compressed.arrays().items():
-        assert array.ndim == 1 and not array.is_floating_point()
+        assert array.ndim == 1
+        assert not array.is_floating_point()
         assert array.numpy().tobytes() == arrays[name].tobytes(), name
     assert compressed.nbytes == size
 

@@ -6,7 +6,7 @@ weights that loads with :func:`load` or, once this room is imported, with ``Auto
 - :func:`compress`, :class:`Settings`: make such a folder; an interrupted run resumes.
 - :func:`load`, :func:`load_any`, :func:`load_dense`, :func:`read_about`, :func:`check_folder`: open one.
 - :func:`generate`, :class:`Decoder`: decode with it.
-- :func:`evaluate`, :func:`write_report`: compare it with the dense model; :func:`perplexity`, :func:`compare`: the parts.
+- :func:`evaluate`, :func:`write_report`: set it beside the dense model; :func:`perplexity`, :func:`compare`: the parts.
 - :func:`default_text`, :func:`read_text`, :class:`Text`: what to calibrate and evaluate on.
 - :func:`iter_blocks`, :func:`linears`, :func:`calibrate`, :func:`prune`, :func:`sparsegpt`, :func:`resident_memory`:
   the pieces, for own pipelines.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ class Step:
         """Per linear layer of the block; layers that read the same tensor share one object.
 
         In a sequential walk this costs a pass through the block, so a block that is not asked is not paid for. Ask
-        before replacing the block's weights, and before the walk goes on.
+        before replacing the block's weights, and before the walk goes on (``RuntimeError`` after that).
         """
         return self._collect()
 
@@ -73,21 +73,22 @@ def _walk(batches: list[_Batch], blocks: list[Block], sequential: bool, hessian:
     for index, block in enumerate(blocks):
         last = index + 1 == len(blocks)
         if sequential:
-            yield Step(index, len(blocks), block, lambda: _observe(batches, block, index, hessian)[0])  # noqa: B023
+            yield Step(index, len(blocks), block, partial(_statistics, batches, block, index, hessian))
             if not last:
-                _advance(batches, [_run(batch, block, index) for batch in batches])
+                _advance(batches, [_run(batch, block) for batch in batches])
         else:
-            statistics, outputs = _observe(batches, block, index, hessian)
-            yield Step(index, len(blocks), block, lambda: statistics)  # noqa: B023
+            statistics, outputs = _observe(batches, block, hessian)
+            yield Step(index, len(blocks), block, partial(dict, statistics))
             _advance(batches, outputs)
 
 
 @dataclass
 class _Batch:
-    """Hidden states ``(batch, seqlen, hidden)`` in front of a block, and how the model calls each of its blocks."""
+    """Hidden states ``(batch, seqlen, hidden)`` in front of block ``position``, and how the model calls each block."""
 
     hidden: Tensor
     calls: list[_Call]
+    position: int = 0
 
 
 @dataclass(frozen=True)
@@ -98,9 +99,13 @@ class _Call:
     kwargs: Mapping[str, Any]
 
 
-def _observe(
-    batches: list[_Batch], block: Block, index: int, hessian: bool
-) -> tuple[dict[str, LinearStatistics], list[Tensor]]:
+def _statistics(batches: list[_Batch], block: Block, index: int, hessian: bool) -> dict[str, LinearStatistics]:
+    if batches[0].position != index:
+        raise RuntimeError(f"the walk has left {block.name}: ask for its statistics before the next step")
+    return _observe(batches, block, hessian)[0]
+
+
+def _observe(batches: list[_Batch], block: Block, hessian: bool) -> tuple[dict[str, LinearStatistics], list[Tensor]]:
     """Pass all batches through ``block``; return the statistics of its linear layers, and its outputs."""
     layers = linears(block)
     statistics: dict[str, LinearStatistics] = {}
@@ -121,7 +126,7 @@ def _observe(
     try:
         outputs = []
         for batch in batches:
-            outputs.append(_run(batch, block, index))
+            outputs.append(_run(batch, block))
             latest.clear()
     finally:
         for handle in handles:
@@ -132,14 +137,15 @@ def _observe(
 
 
 @torch.no_grad()
-def _run(batch: _Batch, block: Block, index: int) -> Tensor:
-    call = batch.calls[index]
+def _run(batch: _Batch, block: Block) -> Tensor:
+    call = batch.calls[batch.position]
     return _hidden_of(block.module(batch.hidden, *call.args, **call.kwargs))
 
 
 def _advance(batches: list[_Batch], outputs: list[Tensor]) -> None:
     for batch, output in zip(batches, outputs, strict=True):
         batch.hidden = output
+        batch.position += 1
 
 
 def _hidden_of(output: Any) -> Tensor:

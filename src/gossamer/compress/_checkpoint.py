@@ -46,14 +46,16 @@ class GossamerConfig(QuantizationConfigMixin):
 
     def __init__(self, layers: Mapping[str, Any], version: int = FOLDER_VERSION, **_: Any) -> None:
         if version > FOLDER_VERSION:
-            raise ValueError(f"the folder has version {version}, this Gossamer reads up to {FOLDER_VERSION}: upgrade it")
+            raise ValueError(
+                f"the folder has version {version}, this Gossamer reads up to {FOLDER_VERSION}: upgrade it"
+            )
         self.quant_method = METHOD
         self.version = version
         self.layers = dict(layers)
 
 
 @register_quantizer(METHOD)
-class GossamerQuantizer(HfQuantizer):  # type: ignore[misc]
+class GossamerQuantizer(HfQuantizer):
     """Puts unfilled :class:`CompressedLinear` layers into the skeleton that ``from_pretrained`` then fills."""
 
     requires_calibration = True
@@ -144,7 +146,9 @@ def read_about(path: Path) -> dict[str, Any]:
     if not path.is_dir() and partial.is_dir():
         raise ValueError(f"{path} is not finished (see {partial}); run the same compress command again to resume it")
     if not (path / ABOUT_FILE).is_file():
-        raise ValueError(f"{path} is no compressed model folder: it has no {ABOUT_FILE}; make one with gossamer compress")
+        raise ValueError(
+            f"{path} is no compressed model folder: it has no {ABOUT_FILE}; make one with gossamer compress"
+        )
     try:
         return dict(json.loads((path / ABOUT_FILE).read_text(encoding="utf-8")))
     except ValueError as error:

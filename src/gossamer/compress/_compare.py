@@ -109,7 +109,8 @@ def _decode_speed(dense: DenseModel, compressed: CompressedModel, tokens: int, p
             )
             ours.reset()
             profile = ours.profile()
-        assert row.peer is not None and row.ratio is not None
+        assert row.peer is not None
+        assert row.ratio is not None
         seconds = {row.peer_name: row.peer, **row.others}
         speed[str(threads)] = {
             "compressed": tokens / row.ours,

@@ -71,8 +71,7 @@ class Decoder:
         self._steps: Steps
         if is_llama_like(model):
             self._steps = LlamaSteps(model, max_length, threads or torch.get_num_threads(), dense)
-            self.step(0)  # kernels are compiled or loaded at their first call: not in somebody's first token
-            self.reset()
+            self._steps.step(0, 0)  # kernels are compiled or loaded at their first call: not in somebody's first token
         else:
             self._steps = ForwardSteps(model)
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float32]
 Place = NDArray[np.int64]
 
-_REORDER = {"reassoc", "contract", "nsz", "arcp", "afn"}
+REORDER = {"reassoc", "contract", "nsz", "arcp", "afn"}
 """Fast arithmetic that still respects infinities and NaN."""
 
 _PARALLEL_FROM = 256
@@ -31,7 +31,7 @@ _C2, _C3, _C4 = np.float32(1 / 2), np.float32(1 / 6), np.float32(1 / 24)
 _C5, _C6 = np.float32(1 / 120), np.float32(1 / 720)
 
 
-@njit(fastmath=_REORDER, error_model="numpy", inline="always")
+@njit(fastmath=REORDER, error_model="numpy", inline="always")
 def exp32(x: Any) -> Any:
     """``exp(x)`` to 5e-7 relative, clamped to what float32 can hold.
 
@@ -46,7 +46,7 @@ def exp32(x: Any) -> Any:
     return (_ONE + r + r * r * tail) * power
 
 
-@njit(cache=True, fastmath=_REORDER, error_model="numpy")
+@njit(cache=True, fastmath=REORDER, error_model="numpy")
 def add_norm(hidden: Array, delta: Array, bias: Array, weight: Array, eps: np.float32, out: Array) -> None:
     """``hidden += delta + bias``, then ``out`` = RMS norm of ``hidden`` (Zhang and Sennrich, NeurIPS 2019)."""
     total = _ZERO
@@ -62,7 +62,7 @@ def add_norm(hidden: Array, delta: Array, bias: Array, weight: Array, eps: np.fl
         out[i] = hidden[i] * inverse * weight[i]
 
 
-@njit(cache=True, fastmath=_REORDER, error_model="numpy")
+@njit(cache=True, fastmath=REORDER, error_model="numpy")
 def gate(gate_up: Array, bias: Array, out: Array) -> None:
     """SwiGLU: ``out = silu(g) * u`` for ``gate_up`` = g and u, one behind the other (Shazeer, arXiv 2002.05202)."""
     size = out.size
@@ -74,7 +74,7 @@ def gate(gate_up: Array, bias: Array, out: Array) -> None:
         out[i] = g * gate_up[size + i] / (_ONE + exp32(-g))
 
 
-@njit(fastmath=_REORDER, error_model="numpy", inline="always")
+@njit(fastmath=REORDER, error_model="numpy", inline="always")
 def _norm_head(head: Array, weight: Array, eps: np.float32) -> None:
     total = _ZERO
     for i in range(head.size):
@@ -84,7 +84,7 @@ def _norm_head(head: Array, weight: Array, eps: np.float32) -> None:
         head[i] *= inverse * weight[i]
 
 
-@njit(fastmath=_REORDER, error_model="numpy", inline="always")
+@njit(fastmath=REORDER, error_model="numpy", inline="always")
 def _rotate(head: Array, cos: Array, sin: Array, scale: np.float32, out: Array) -> None:
     half = head.size // 2
     for i in range(half):
@@ -93,7 +93,7 @@ def _rotate(head: Array, cos: Array, sin: Array, scale: np.float32, out: Array) 
         out[half + i] = (second * cos[i] + first * sin[i]) * scale
 
 
-@njit(cache=True, fastmath=_REORDER, error_model="numpy")
+@njit(cache=True, fastmath=REORDER, error_model="numpy")
 def append(
     qkv: Array,
     bias: Array,
@@ -134,7 +134,7 @@ def append(
         values[head, position] = qkv[start : start + dim]
 
 
-@njit(cache=True, fastmath=_REORDER, error_model="numpy")
+@njit(cache=True, fastmath=REORDER, error_model="numpy")
 def _attend_head(query: Array, keys: Array, values: Array, scores: Array, out: Array) -> None:
     """``out = softmax(keys @ query) @ values`` for ``(positions, head_dim)`` keys and values."""
     length, dim = keys.shape
@@ -164,7 +164,7 @@ def _attend_head(query: Array, keys: Array, values: Array, scores: Array, out: A
         out[i] *= inverse
 
 
-@njit(cache=True, fastmath=_REORDER, error_model="numpy")
+@njit(cache=True, fastmath=REORDER, error_model="numpy")
 def attend(qkv: Array, keys: Array, values: Array, place: Place, window: int, scores: Array, out: Array) -> None:
     """Let the queries of :func:`append` attend to the last ``window`` positions.
 
@@ -179,7 +179,7 @@ def attend(qkv: Array, keys: Array, values: Array, place: Place, window: int, sc
         _attend_head(qkv[start:end], seen_keys, seen_values, scores[head], out[start:end])
 
 
-@njit(cache=True, fastmath=_REORDER, error_model="numpy", parallel=True)
+@njit(cache=True, fastmath=REORDER, error_model="numpy", parallel=True)
 def attend_parallel(
     qkv: Array, keys: Array, values: Array, place: Place, window: int, scores: Array, out: Array
 ) -> None:

@@ -8,24 +8,29 @@ logits are float32, whatever the weights are.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from statistics import median
 from time import perf_counter
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from gossamer.compress import _decode_kernels as kernels
-from gossamer.compress._decode_matrices import Call, Dense, Layer, bind_matrix, float_matrix, joint_bias
+from gossamer.compress._decode_matrices import Call, Dense, Layer, bind_matrix, joint_bias
+from gossamer.compress._decode_prompt import attention_window, projections, prompt_cache
 from gossamer.weights import CompressedLinear
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings whose angles do not depend on how long the text is."""
+
+SHORT_PROMPT = 8
+"""Up to so many tokens, steps are faster than unpacking every matrix once."""
 
 KINDS = ("linears", "attention", "norms", "activations", "head")
 
@@ -41,12 +46,14 @@ class Operation(NamedTuple):
 
 def is_llama_like(model: PreTrainedModel) -> bool:
     """Whether :class:`LlamaSteps` computes what ``model`` computes: by its type, and by what its blocks contain."""
-    config = model.config
-    if config.model_type not in MODEL_TYPES or config.hidden_act not in ("silu", "swish"):
+    config, body = model.config, getattr(model, "model", model)
+    if config.model_type not in MODEL_TYPES or not hasattr(body, "layers"):
         return False
-    if config.rope_parameters.get("rope_type", "default") not in FIXED_ROTATIONS:
+    fixed = config.rope_parameters.get("rope_type", "default") in FIXED_ROTATIONS
+    whole = 2 * body.rotary_emb.inv_freq.numel() == body.layers[0].self_attn.head_dim
+    if not fixed or not whole or config.hidden_act not in ("silu", "swish"):
         return False
-    layers = [layer for block in model.model.layers for group in _projections(block) for layer in group]
+    layers = [layer for block in body.layers for group in projections(block) for layer in group]
     return all(isinstance(layer, CompressedLinear) or type(layer) is nn.Linear for layer in [*layers, model.lm_head])
 
 
@@ -62,29 +69,36 @@ class LlamaSteps:
 
     def __init__(self, model: PreTrainedModel, max_length: int, threads: int, dense: Dense) -> None:
         config, body = model.config, model.model
-        attention = body.layers[0].self_attn
         self.model = model
-        self.dim: int = attention.head_dim
-        self.heads: int = config.num_attention_heads
-        self.kv_heads: int = config.num_key_value_heads
-        self.scale = np.float32(attention.scaling)
+        self._scale: float = body.layers[0].self_attn.scaling
         self._place = np.zeros(1, np.int64)
-        self._hidden = np.zeros(config.hidden_size, np.float32)
+        self._hidden, self._normed = np.zeros((2, config.hidden_size), np.float32)
         self._logits = np.zeros(model.lm_head.out_features, np.float32)
-        cache = (len(body.layers), self.kv_heads, max_length, self.dim)
+        cache = (len(body.layers), config.num_key_value_heads, max_length, body.layers[0].self_attn.head_dim)
         self._keys, self._values = np.empty(cache, np.float32), np.empty(cache, np.float32)
         self._cos, self._sin = _rotary_tables(body.rotary_emb, max_length)
-        self.operations = self._operations(threads, dense)
-        self._calls = [operation.call for operation in self.operations]
         self._embedding = body.embed_tokens.weight.detach()
         self._hidden_view = torch.from_numpy(self._hidden)
+        self._operations = self._up_to_last_norm(threads, dense)
+        self._calls = [operation.call for operation in self._operations]
+        self._to_logits = self._head(threads, dense)
 
     def step(self, token: int, position: int) -> np.ndarray:
         """Logits ``(vocabulary,)`` after ``token`` at ``position``; overwritten by the next step."""
-        self.enter(token, position)
+        self._run(token, position)
+        for operation in self._to_logits:
+            operation.call()
+        return self._logits
+
+    def _run(self, token: int, position: int) -> None:
+        self._enter(token, position)
         for call in self._calls:
             call()
-        return self._logits
+
+    def _enter(self, token: int, position: int) -> None:
+        """Put the embedding of ``token`` where the first operation expects it."""
+        self._place[0] = position
+        self._hidden_view.copy_(self._embedding[token])
 
     def reset(self) -> None:
         """Nothing: what lies behind the current position in the cache is never read."""
@@ -100,124 +114,103 @@ class LlamaSteps:
         start = perf_counter()
         self.step(0, position)
         spent = dict.fromkeys(KINDS, 0.0) | {"step": perf_counter() - start}
-        self.enter(0, position)
-        for kind, call in self.operations:
+        self._enter(0, position)
+        for kind, call in [*self._operations, *self._to_logits]:
             start = perf_counter()
             call()
             spent[kind] += perf_counter() - start
         return spent
 
-    def enter(self, token: int, position: int) -> None:
-        """Put the embedding of ``token`` where the first operation expects it."""
-        self._place[0] = position
-        self._hidden_view.copy_(self._embedding[token])
-
-    @torch.inference_mode()
     def fill(self, ids: Tensor) -> None:
-        """Put ``ids`` ``(n,)`` at the first positions of the cache.
+        """Put ``ids`` ``(n,)`` at the first positions of the cache: a short prompt in steps, a longer one at once."""
+        if len(ids) <= SHORT_PROMPT:
+            for position, token in enumerate(ids.tolist()):
+                self._run(token, position)
+            return
+        tables = torch.from_numpy(self._cos[: len(ids)]), torch.from_numpy(self._sin[: len(ids)])
+        for index, (keys, values) in enumerate(prompt_cache(self.model, ids, *tables)):
+            torch.from_numpy(self._keys[index, :, : len(ids)]).copy_(keys)
+            torch.from_numpy(self._values[index, :, : len(ids)]).copy_(values)
 
-        In float32 with one matrix at a time as a dense panel: float32 products of many rows are the only ones that
-        are fast on every CPU.
-        """
-        body, length = self.model.model, len(ids)
-        hidden = F.embedding(ids, self._embedding).float()
-        for index, block in enumerate(body.layers):
-            qkv, (o_proj,), gate_up, (down_proj,) = _projections(block)
-            queries, keys, values = self._projected(block, qkv, hidden)
-            torch.from_numpy(self._keys[index, :, :length]).copy_(keys)
-            torch.from_numpy(self._values[index, :, :length]).copy_(values)
-            if index + 1 == len(body.layers):
-                return
-            seen = self._attended(queries, keys, values, _window(block.self_attn, length))
-            hidden = hidden + _many(o_proj, seen)
-            gate, up = (_many(layer, _rms_norm(block.post_attention_layernorm, hidden)) for layer in gate_up)
-            hidden = hidden + _many(down_proj, F.silu(gate) * up)
+    def _up_to_last_norm(self, threads: int, dense: Dense) -> list[Operation]:
+        """The calls of a step up to the last norm, in order."""
+        body = self.model.model
+        v = _Vectors.of(self.model, self._keys.shape[2])
+        norms = [(block.post_attention_layernorm, after.input_layernorm) for block, after in pairwise(body.layers)]
+        norms.append((body.layers[-1].post_attention_layernorm, body.norm))
+        operations = [
+            Operation("norms", partial(v.delta.fill, 0.0)),
+            _norm(body.layers[0].input_layernorm, self._hidden, v.delta, _NONE, self._normed),
+        ]
+        for index, (block, (middle, after)) in enumerate(zip(body.layers, norms, strict=True)):
+            qkv, o_proj, gate_up, down_proj = projections(block)
+            operations += [
+                *_linears(qkv, self._normed, v.qkv, threads, dense),
+                *self._attention(index, block, v, threads),
+                *_linears(o_proj, v.seen, v.delta, threads, dense),
+                _norm(middle, self._hidden, v.delta, joint_bias(o_proj), self._normed),
+                *_linears(gate_up, self._normed, v.gate_up, threads, dense),
+                Operation("activations", partial(kernels.gate, v.gate_up, joint_bias(gate_up), v.gated)),
+                *_linears(down_proj, v.gated, v.delta, threads, dense),
+                _norm(after, self._hidden, v.delta, joint_bias(down_proj), self._normed),
+            ]
+        return operations
 
-    def _projected(self, block: Layer, qkv: list[Layer], hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries and keys, and values, each ``(heads, n, head_dim)``."""
-        normed = _rms_norm(block.input_layernorm, hidden)
-        queries, keys, values = (_many(layer, normed).unflatten(-1, (-1, self.dim)) for layer in qkv)
-        if hasattr(block.self_attn, "q_norm"):
-            queries, keys = _rms_norm(block.self_attn.q_norm, queries), _rms_norm(block.self_attn.k_norm, keys)
-        cos, sin = (torch.from_numpy(table[: len(hidden), None]) for table in (self._cos, self._sin))
-        queries, keys = _rotated(queries, cos, sin), _rotated(keys, cos, sin)
-        return queries.transpose(0, 1), keys.transpose(0, 1), values.transpose(0, 1)
-
-    def _attended(self, queries: Tensor, keys: Tensor, values: Tensor, window: int) -> Tensor:
-        length, group = queries.shape[1], self.heads // self.kv_heads
-        keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
-        age = torch.arange(length)[:, None] - torch.arange(length)
-        out = F.scaled_dot_product_attention(
-            queries[None],
-            keys[None],
-            values[None],
-            attn_mask=None if window >= length else (age >= 0) & (age < window),
-            is_causal=window >= length,
-            scale=float(self.scale),
+    def _attention(self, index: int, block: Layer, v: _Vectors, threads: int) -> list[Operation]:
+        cache = self._keys[index], self._values[index]
+        bias, norms = joint_bias(projections(block)[0]), _head_norms(block.self_attn)
+        append = partial(
+            kernels.append, v.qkv, bias, *norms, self._cos, self._sin, *cache, self._place, np.float32(self._scale)
         )
-        return out[0].transpose(0, 1).flatten(1)
-
-    def _operations(self, threads: int, dense: Dense) -> list[Operation]:
-        """The calls of a step, in order."""
-        body, size = self.model.model, self._hidden.size
-        ffn = _projections(body.layers[0])[2][0].out_features
-        normed, delta = np.zeros(size, np.float32), np.zeros(size, np.float32)
-        qkv = np.empty((self.heads + 2 * self.kv_heads) * self.dim, np.float32)
-        seen = np.empty(self.heads * self.dim, np.float32)
-        gate_up, gated = np.empty(2 * ffn, np.float32), np.empty(ffn, np.float32)
-        scores = np.empty((self.heads, self._keys.shape[2]), np.float32)
         attend = kernels.attend if threads == 1 else kernels.attend_parallel
+        seen = attention_window(block.self_attn, self._keys.shape[2])
+        attend_to = partial(attend, v.qkv, *cache, self._place, seen, v.scores, v.seen)
+        return [Operation("attention", append), Operation("attention", attend_to)]
 
-        def norm(module: Layer, bias: np.ndarray = _NONE) -> Operation:
-            weight, eps = _vector(module.weight), np.float32(module.variance_epsilon)
-            return Operation("norms", partial(kernels.add_norm, self._hidden, delta, bias, weight, eps, normed))
-
-        def linear(layers: list[Layer], x: np.ndarray, out: np.ndarray, kind: str = "linears") -> list[Operation]:
-            outs = np.split(out, np.cumsum([layer.out_features for layer in layers])[:-1])
-            bound = (bind_matrix(layer, x, part, threads, dense) for layer, part in zip(layers, outs, strict=True))
-            return [Operation(kind, call) for call in bound]
-
-        zero = Operation("norms", partial(delta.fill, 0.0))
-        operations = [zero, norm(body.layers[0].input_layernorm)]
-        following = [block.input_layernorm for block in body.layers[1:]] + [body.norm]
-        for index, (block, next_norm) in enumerate(zip(body.layers, following, strict=True)):
-            projections, o_proj, gates, down_proj = _projections(block)
-            operations += linear(projections, normed, qkv)
-            operations.append(Operation("attention", self._append(index, qkv)))
-            cache, window = (self._keys[index], self._values[index]), _window(block.self_attn, self._keys.shape[2])
-            operations.append(Operation("attention", partial(attend, qkv, *cache, self._place, window, scores, seen)))
-            operations += linear(o_proj, seen, delta)
-            operations.append(norm(block.post_attention_layernorm, joint_bias(o_proj)))
-            operations += linear(gates, normed, gate_up)
-            gate = partial(kernels.gate, gate_up, joint_bias(gates), gated)
-            operations.append(Operation("activations", gate))
-            operations += linear(down_proj, gated, delta)
-            operations.append(norm(next_norm, joint_bias(down_proj)))
-        operations += linear([self.model.lm_head], normed, self._logits, "head")
-        if (bias := joint_bias([self.model.lm_head])).size:
+    def _head(self, threads: int, dense: Dense) -> list[Operation]:
+        head = self.model.lm_head
+        operations = [Operation("head", bind_matrix(head, self._normed, self._logits, threads, dense))]
+        if (bias := joint_bias([head])).size:
             operations.append(Operation("head", partial(np.add, self._logits, bias, out=self._logits)))
         return operations
 
-    def _append(self, index: int, qkv: np.ndarray) -> Call:
-        attention = self.model.model.layers[index].self_attn
-        bias, norms = joint_bias(_projections(self.model.model.layers[index])[0]), _head_norms(attention)
-        tables, cache = (self._cos, self._sin), (self._keys[index], self._values[index])
-        return partial(kernels.append, qkv, bias, *norms, *tables, *cache, self._place, self.scale)
+
+@dataclass(frozen=True)
+class _Vectors:
+    """What one block hands from operation to operation."""
+
+    qkv: np.ndarray
+    scores: np.ndarray
+    seen: np.ndarray
+    gate_up: np.ndarray
+    gated: np.ndarray
+    delta: np.ndarray
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, max_length: int) -> Self:
+        qkv, (o_proj,), gate_up, _ = projections(model.model.layers[0])
+        heads = model.config.num_attention_heads
+        sizes = [
+            sum(layer.out_features for layer in qkv),
+            (heads, max_length),
+            o_proj.in_features,
+            2 * gate_up[0].out_features,
+            gate_up[0].out_features,
+            model.config.hidden_size,
+        ]
+        return cls(*(np.empty(size, np.float32) for size in sizes))
 
 
-def _projections(block: Layer) -> tuple[list[Layer], list[Layer], list[Layer], list[Layer]]:
-    """The matrices of a block: queries, keys and values; output; gate and up; down."""
-    attention, mlp = block.self_attn, block.mlp
-    qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
-    return qkv, [attention.o_proj], [mlp.gate_proj, mlp.up_proj], [mlp.down_proj]
+def _norm(module: Layer, hidden: np.ndarray, delta: np.ndarray, bias: np.ndarray, out: np.ndarray) -> Operation:
+    weight, eps = _vector(module.weight), np.float32(module.variance_epsilon)
+    return Operation("norms", partial(kernels.add_norm, hidden, delta, bias, weight, eps, out))
 
 
-def _window(attention: Layer, length: int) -> int:
-    """How many positions a token sees, itself included: ``length`` unless the layer has a smaller window."""
-    window = getattr(attention, "sliding_window", None)
-    if window is None and attention.config.model_type == "mistral":
-        window = attention.config.sliding_window
-    return length if window is None else min(window, length)
+def _linears(layers: list[Layer], x: np.ndarray, out: np.ndarray, threads: int, dense: Dense) -> list[Operation]:
+    """The products of ``layers`` with ``x``, one behind the other in ``out``."""
+    parts = np.split(out, np.cumsum([layer.out_features for layer in layers])[:-1])
+    bound = (bind_matrix(layer, x, part, threads, dense) for layer, part in zip(layers, parts, strict=True))
+    return [Operation("linears", call) for call in bound]
 
 
 def _head_norms(attention: Layer) -> tuple[np.ndarray, np.ndarray, np.float32]:
@@ -236,16 +229,3 @@ def _rotary_tables(rotary: Layer, length: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _vector(parameter: Tensor) -> np.ndarray:
     return parameter.detach().float().numpy()
-
-
-def _rms_norm(module: Layer, x: Tensor) -> Tensor:
-    return F.rms_norm(x, x.shape[-1:], module.weight.float(), module.variance_epsilon)
-
-
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.chunk(2, -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
-
-
-def _many(layer: Layer, x: Tensor) -> Tensor:
-    return F.linear(x, float_matrix(layer), None if layer.bias is None else layer.bias.float())

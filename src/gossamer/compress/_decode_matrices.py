@@ -19,6 +19,7 @@ from gossamer.weights import CompressedLinear, DenseWeight
 Dense = Literal["gossamer", "torch-bf16", "torch-fp32"]
 DENSE = get_args(Dense)
 Call = Callable[[], object]
+BITS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}
 Layer = Any
 """A module with the attributes of its kind; where a matrix is meant, an ``nn.Linear`` or a ``CompressedLinear``."""
 
@@ -32,10 +33,16 @@ def bind_matrix(layer: Layer, x: np.ndarray, out: np.ndarray, threads: int, dens
         return partial(layer.weight_format.bind(threads), x, out)
     weight = layer.weight.detach()
     if dense == "gossamer":
-        return partial(DenseWeight.from_dense(weight).bind(threads), x, out)
+        return partial(_in_place(weight).bind(threads), x, out)
     if dense == "torch-fp32":
         return partial(torch.mv, weight.float(), torch.from_numpy(x), out=torch.from_numpy(out))
     return _bfloat16_product(weight.bfloat16(), torch.from_numpy(x), torch.from_numpy(out))
+
+
+def _in_place(weight: Tensor) -> DenseWeight:
+    """A dense format over the memory of ``weight``."""
+    bits = weight.contiguous().view(BITS[weight.dtype]).flatten()
+    return DenseWeight.from_arrays({"values": bits}, (weight.shape[0], weight.shape[1]), weight.dtype, {})
 
 
 def _bfloat16_product(weight: Tensor, x: Tensor, out: Tensor) -> Call:

@@ -8,16 +8,20 @@ from typing import Any
 
 from gossamer.core.report import Report
 
+SUMMARY_COLUMNS = ("what", "dense", "compressed", "ratio")
+
 
 def write_report(result: dict[str, Any], path: str | os.PathLike[str]) -> Path:
     """Write what :func:`evaluate` returned as a page; returns its absolute path."""
     settings = result["settings"]
     sparsity = settings["pattern"] or f"{settings['sparsity']:.0%}"
-    report = Report(f"{result['model']}, {sparsity} pruned by {settings['score']}", "compressed and dense, side by side")
+    report = Report(
+        f"{result['model']}, {sparsity} pruned by {settings['score']}", "compressed and dense, side by side"
+    )
     report.add_highlights(_highlights(result))
     report.add_heading("Dense and compressed")
     header = ("", "dense", "compressed", "dense / compressed (speed: compressed / dense)")
-    report.add_table(header, [tuple(row[key] for key in ("what", "dense", "compressed", "ratio")) for row in result["summary"]])
+    report.add_table(header, [tuple(row[key] for key in SUMMARY_COLUMNS) for row in result["summary"]])
     report.add_heading("Decode speed")
     report.add_figure(_speed_figure(result), _speed_caption(result))
     report.add_heading("Layers")
@@ -51,7 +55,10 @@ def _speed_figure(result: dict[str, Any]) -> Any:
 
     bars = []
     for threads, speed in result["speed"].items():
-        named = {**{f"dense, {name}": value for name, value in speed["dense"].items()}, "compressed": speed["compressed"]}
+        named = {
+            **{f"dense, {name}": value for name, value in speed["dense"].items()},
+            "compressed": speed["compressed"],
+        }
         bars.append(graph_objects.Bar(name=f"{threads} threads", x=list(named), y=list(named.values())))
     figure = graph_objects.Figure(bars)
     figure.update_layout(yaxis_title="tokens per second", barmode="group")

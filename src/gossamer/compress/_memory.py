@@ -39,12 +39,11 @@ def resident_memory(path: str | os.PathLike[str], tokens: int = 8) -> Resident:
 
 def _main(path: Path, tokens: int) -> None:
     import torch
-    from transformers import AutoModelForCausalLM
-
-    from gossamer.compress import Decoder
 
     # transformers imports a model's own module only when it meets it: that is code, not weights
-    from transformers import AutoConfig
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from gossamer.compress import Decoder
 
     config = AutoConfig.from_pretrained(path, local_files_only=True)
     type(AutoModelForCausalLM._model_mapping[type(config)])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 import shutil
 import warnings
@@ -65,6 +66,7 @@ def load_dense(name_or_path: str | os.PathLike[str], dtype: torch.dtype = torch.
     """
     source = find_model(name_or_path)
     folder = _converted(source, dtype) if source.is_file() else source
+    _check_dense(folder)
     with _one_line_errors(source), _quiet():
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True).eval()
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -124,6 +126,15 @@ def _plain_config(model: PreTrainedModel) -> dict[str, object]:
     for key in ("quantization_config", "model_type", "dtype", "torch_dtype"):
         config.pop(key, None)
     return config
+
+
+def _check_dense(folder: Path) -> None:
+    """Refuse a folder that says itself that its weights are packed."""
+    with _one_line_errors(folder):
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if packing := config.get("quantization_config"):
+        method = packing.get("quant_method", "unknown")
+        raise ValueError(f"{folder} holds weights quantised or compressed by {method!r}: give the dense model instead")
 
 
 def _check_plain(model: PreTrainedModel, source: Path) -> None:

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 import gossamer
-from gossamer.compress._blocks import Block, dense_weight, linears, set_dense_weight
+from gossamer.compress._blocks import Block, dense_weight, iter_blocks, linears, set_dense_weight
 from gossamer.compress._calibrate import calibrate
 from gossamer.compress._checkpoint import read_about, write_folder
+from gossamer.compress._masks import check_divides
 from gossamer.compress._models import DenseModel, load_dense
 from gossamer.compress._prune import prune, relative_output_error
 from gossamer.compress._run import Run
@@ -74,9 +75,17 @@ def compress(
             return out
         raise FileExistsError(f"output folder {out} exists already; choose another or remove it")
     windows = calibration_windows(text, dense.tokenizer, settings.samples, settings.seqlen)
+    _check_pattern(dense, settings)
     run = Run.open(out, identity, fresh)
     _compress_blocks(dense, windows, settings, run, progress)
     return _finish(run, dense)
+
+
+def _check_pattern(dense: DenseModel, settings: Settings) -> None:
+    if settings.n_of_m is not None:
+        for block in iter_blocks(dense.model):
+            for linear in linears(block).values():
+                check_divides(dense_weight(linear).shape[1], *settings.n_of_m)
 
 
 def _compress_blocks(dense: DenseModel, windows: Tensor, settings: Settings, run: Run, progress: Progress) -> None:
@@ -142,7 +151,8 @@ def _report(name: str, weight: WeightFormat, density: float, error: float) -> di
 
 def _finish(run: Run, dense: DenseModel) -> Path:
     """Put the finished blocks together and give the folder its name."""
-    weights, reports = {}, []
+    weights: dict[str, WeightFormat] = {}
+    reports: list[dict[str, Any]] = []
     for index in sorted(run.done):
         block_weights, block_reports = run.read(index)
         weights.update(zip([report["name"] for report in block_reports], block_weights.values(), strict=True))
@@ -162,7 +172,12 @@ def _finish(run: Run, dense: DenseModel) -> Path:
 
 def _identity(dense: DenseModel, settings: Settings, text: Text) -> dict[str, Any]:
     digest = hashlib.sha256(text.calibration.encode()).hexdigest()[:16]
-    return {"model": dense.name, "weights": dense.fingerprint, "settings": asdict(settings), "text": [text.name, digest]}
+    return {
+        "model": dense.name,
+        "weights": dense.fingerprint,
+        "settings": asdict(settings),
+        "text": [text.name, digest],
+    }
 
 
 def _made_by(out: Path) -> dict[str, Any] | None:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 app = typer.Typer(no_args_is_help=True)
 _err = Console(stderr=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
-TextFile = Annotated[Optional[Path], typer.Option("--text", help="A text file instead of the default text.")]
+TextFile = Annotated[Path | None, typer.Option("--text", help="A text file instead of the default text.")]
 
 
 @app.command("compress")
@@ -25,23 +25,26 @@ def compress_command(
     model: Annotated[str, typer.Argument(help="A local folder, a GGUF file, a cached hub id, or smollm2-135m.")],
     out: Annotated[Path, typer.Option("--out", help="The folder to write; it must not exist.")],
     sparsity: Annotated[float, typer.Option(help="Share of zeros in every row, in [0, 1).")] = 0.5,
-    pattern: Annotated[Optional[str], typer.Option(help="N:M instead of a sparsity, like 2:4.")] = None,
+    pattern: Annotated[str | None, typer.Option(help="N:M instead of a sparsity, like 2:4.")] = None,
     score: Annotated[str, typer.Option(help="magnitude, wanda, ria or sparsegpt.")] = "wanda",
     format: Annotated[str, typer.Option(help="auto, bitmap, lossless or dense.")] = "auto",
-    propagate: Annotated[str, typer.Option(help="Calibrate on compressed (sequential) or original (dense) outputs.")] = "sequential",
+    propagate: Annotated[
+        str, typer.Option(help="Calibrate on outputs of compressed (sequential) or original (dense) blocks.")
+    ] = "sequential",
     samples: Annotated[int, typer.Option(help="Calibration windows.")] = 16,
     seqlen: Annotated[int, typer.Option(help="Tokens per calibration window.")] = 512,
     dtype: Annotated[str, typer.Option(help="Of the stored weights: bfloat16, float16 or float32.")] = "bfloat16",
     text: TextFile = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Throw an unfinished run away instead of resuming it.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Throw an unfinished run away instead of resuming it.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Prune a language model, encode it into compressed formats and write a model folder.
 
     Interrupt it whenever you like: the same command goes on from the last finished block.
     """
-    from gossamer.compress import Settings, compress, read_about
-    from gossamer.compress import read_text
+    from gossamer.compress import Settings, compress, read_about, read_text
 
     settings = Settings(sparsity, pattern, score, format, propagate, samples, seqlen, dtype)
     with _progress() as progress:
@@ -61,12 +64,11 @@ def evaluate_command(
     seqlen: Annotated[int, typer.Option(help="Tokens per evaluation window.")] = 1024,
     windows: Annotated[int, typer.Option(help="Evaluation windows.")] = 8,
     tokens: Annotated[int, typer.Option(help="Tokens to decode when timing.")] = 64,
-    report: Annotated[Optional[Path], typer.Option("--report", help="Write an HTML report here.")] = None,
+    report: Annotated[Path | None, typer.Option("--report", help="Write an HTML report here.")] = None,
     as_json: Json = False,
 ) -> None:
     """Compare a compressed model with the dense one: perplexity, agreement, decode speed, memory, sample text."""
-    from gossamer.compress import evaluate, write_report
-    from gossamer.compress import read_text
+    from gossamer.compress import evaluate, read_text, write_report
 
     with _progress() as progress:
         result = evaluate(folder, read_text(text) if text else None, seqlen, windows, tokens, progress)
@@ -89,8 +91,8 @@ def generate_command(
     prompt: Annotated[str, typer.Option(help="The text to continue.")],
     tokens: Annotated[int, typer.Option(help="Tokens to add at most.")] = 64,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    top_k: Annotated[Optional[int], typer.Option(help="Sample among the k likeliest tokens.")] = None,
-    top_p: Annotated[Optional[float], typer.Option(help="Sample within this probability mass.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample among the k likeliest tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Sample within this probability mass.")] = None,
     seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
     as_json: Json = False,
 ) -> None:
@@ -104,14 +106,20 @@ def generate_command(
         top_p=top_p, seed=seed, on_text=shown,
     )  # fmt: skip
     if as_json:
-        print(json.dumps({"text": result.text, "tokens": len(result.token_ids), "tokens_per_second": result.tokens_per_second}))
+        print(
+            json.dumps(
+                {"text": result.text, "tokens": len(result.token_ids), "tokens_per_second": result.tokens_per_second}
+            )
+        )
     else:
         print()
         _err.print(f"{len(result.token_ids)} tokens, {result.tokens_per_second:.1f} tokens/s")
 
 
 @app.command("inspect")
-def inspect_command(folder: Annotated[Path, typer.Argument(help="A compressed folder.")], as_json: Json = False) -> None:
+def inspect_command(
+    folder: Annotated[Path, typer.Argument(help="A compressed folder.")], as_json: Json = False
+) -> None:
     """Show every layer's format, density and bytes, and check the file's checksum."""
     from gossamer.compress import check_folder, read_about
 
@@ -126,18 +134,20 @@ def inspect_command(folder: Annotated[Path, typer.Argument(help="A compressed fo
 def _show_layers(about: dict[str, object], by_format: bool) -> None:
     from gossamer.compress import summarise_layers
 
-    table = Table("format" if by_format else "layer", "layers" if by_format else "format", "density", "MB", "of dense", "error")
+    table = Table(
+        "format" if by_format else "layer", "layers" if by_format else "format", "density", "MB", "of dense", "error"
+    )
     for row in summarise_layers(about, by_format):
         table.add_row(*row)
     Console().print(table)
 
 
 @contextmanager
-def _progress() -> Iterator[object]:
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
     """A callable ``progress(what, done, total)`` that draws one bar per thing."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=_err) as bars:
-        tasks: dict[str, int] = {}
+        tasks: dict[str, TaskID] = {}
 
         def show(what: str, done: int, total: int) -> None:
             if what not in tasks:
@@ -147,5 +157,7 @@ def _progress() -> Iterator[object]:
         yield show
 
 
-def _cell(value: object) -> str:
-    return f"{value:,.4g}" if isinstance(value, float) else "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+def _cell(value: str | float | None) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else f"{value:,.4g}"

@@ -80,8 +80,7 @@ def systems_command(
     if as_json:
         typer.echo(json.dumps([asdict(system) for system in systems]))
         return
-    table = Table("system", "room", "status", box=None, pad_edge=False)
-    table.add_column("what it does", no_wrap=True, overflow="ellipsis")
+    table = _table("system", "room", "status", last="what it does")
     for system in systems:
         table.add_row(escape(system.name), system.room, _coloured(system.status), escape(system.what))
     Console().print(table)
@@ -108,7 +107,7 @@ def choose_claims(claims: dict[str, Claim], target: str | None) -> list[Claim]:
 
 
 def _print_standings(found: list[Standing]) -> None:
-    table = Table("claim", "state", "measured", "bar", "peer", "machine", "what", box=None, pad_edge=False)
+    table = _table("claim", "state", "measured", "bar", "machine", last="what, against which peer")
     for standing in found:
         claim, record = standing.claim, standing.record
         table.add_row(
@@ -116,9 +115,8 @@ def _print_standings(found: list[Standing]) -> None:
             _coloured(standing.state),
             _figure(record.measured, claim.unit) if record else "",
             _bar(claim),
-            escape(claim.peer),
             record.slug if record else "",
-            escape(claim.text),
+            escape(f"{claim.text}; {claim.peer}"),
         )
     Console().print(table)
 
@@ -148,6 +146,15 @@ def _print_system(system: System, as_json: bool) -> None:
             shown = "\n".join(value) if isinstance(value, list) else value
             table.add_row(f"[bold]{key}[/bold]", _coloured(shown) if key == "status" else escape(shown))
     Console().print(table)
+
+
+def _table(*columns: str, last: str) -> Table:
+    """A table of one line per row: the last column takes the width that is left."""
+    table = Table(box=None, pad_edge=False, expand=True)
+    for column in columns:
+        table.add_column(column, no_wrap=True)
+    table.add_column(last, no_wrap=True, overflow="ellipsis", ratio=1)
+    return table
 
 
 def _row_line(row: Row) -> str:

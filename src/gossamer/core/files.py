@@ -60,16 +60,23 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write ``arrays`` and ``metadata`` (strings) as one checksummed safetensors file, atomically.
 
+    Raises:
+        OSError: as :func:`atomic_write`.
+
     >>> import tempfile, torch; path = Path(tempfile.mkdtemp()) / "a.safetensors"
     >>> save_arrays(path, {"x": torch.arange(3)}, {"unit": "s"})
     >>> load_arrays(path)
     ({'x': tensor([0, 1, 2])}, {'unit': 's'})
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     stamped = {**metadata, "gossamer_crc32": _BLANK.decode()}
     with atomic_write(path) as temporary:
-        save_file({name: array.contiguous() for name, array in arrays.items()}, temporary, metadata=stamped)
+        try:
+            save_file({name: array.contiguous() for name, array in arrays.items()}, temporary, metadata=stamped)
+        except SafetensorError as error:  # how the library says that the disk is full
+            raise OSError(f"{path} cannot be written: {error}") from error
         place = _checksum_place(temporary)
         checksum = _crc_without_checksum(temporary, place)
         with temporary.open("r+b") as file:
@@ -89,7 +96,7 @@ def load_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[s
     verify(path)
     with safe_open(path, framework="pt") as file:
         metadata = dict(file.metadata())
-        arrays = {name: file.get_tensor(name) for name in file.keys()}
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
     del metadata["gossamer_crc32"]
     return arrays, metadata
 

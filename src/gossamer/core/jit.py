@@ -37,13 +37,14 @@ inlined = njit(forceinline=True, **{**OPTIONS, "cache": False})
 
 
 class FloatsType(types.Type):
-    """numba's type of a register of eight float32."""
+    """numba's type of a register of ``lanes`` float32."""
 
-    def __init__(self) -> None:
-        super().__init__(name="Floats8")
+    def __init__(self, lanes: int) -> None:
+        self.lanes = lanes
+        super().__init__(name=f"Floats{lanes}")
 
 
-Floats = FloatsType()
+Floats = FloatsType(LANES)
 
 FLOAT, BYTE, HALF, INT, LONG = ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 FLOATS = ir.VectorType(FLOAT, LANES)
@@ -55,7 +56,7 @@ _FLOAT16S = ir.VectorType(ir.HalfType(), LANES)
 @register_model(FloatsType)
 class _FloatsModel(models.PrimitiveModel):
     def __init__(self, manager: Any, kind: Any) -> None:
-        super().__init__(manager, kind, FLOATS)
+        super().__init__(manager, kind, ir.VectorType(FLOAT, kind.lanes))
 
 
 def aligned_bytes(size: int, alignment: int = 64) -> np.ndarray:
@@ -116,10 +117,10 @@ def address(typing: Any, array: Any) -> tuple[Any, Code]:
 
 
 @intrinsic
-def load_byte(typing: Any, place: Any) -> tuple[Any, Code]:
-    """The byte at an address, as int64."""
+def load_half_word(typing: Any, place: Any) -> tuple[Any, Code]:
+    """The 32 bits at an address, as int64."""
     return types.int64(types.int64), lambda context, builder, signature, arguments: builder.zext(
-        load_from(builder, arguments[0], BYTE), LONG
+        load_from(builder, arguments[0], INT), LONG
     )
 
 
@@ -136,6 +137,14 @@ def popcount(typing: Any, value: Any) -> tuple[Any, Code]:
     """Number of set bits of a 64-bit integer, as int64."""
     wide = types.uint64 if value == types.uint64 else types.int64
     return types.int64(wide), lambda context, builder, signature, arguments: builder.ctpop(arguments[0])
+
+
+@intrinsic
+def popcount_low(typing: Any, value: Any) -> tuple[Any, Code]:
+    """Number of set bits among the lower 32 of an int64, as int64."""
+    return types.int64(types.int64), lambda context, builder, signature, arguments: builder.zext(
+        builder.ctpop(builder.trunc(arguments[0], INT)), LONG
+    )
 
 
 @intrinsic
@@ -203,15 +212,17 @@ def multiply_add8(typing: Any, first: Any, second: Any, third: Any) -> tuple[Any
 def sum8(typing: Any, value: Any) -> tuple[Any, Code]:
     """Sum of the eight entries, as float32, added in pairs."""
 
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        vector, width = arguments[0], LANES
-        while width > 1:
-            width //= 2
-            order = [ir.Constant(ir.VectorType(INT, width), list(range(side, side + width))) for side in (0, width)]
-            vector = builder.fadd(*[builder.shuffle_vector(vector, vector, places) for places in order])
-        return builder.extract_element(vector, INT(0))
+    return types.float32(Floats), lambda context, builder, signature, arguments: sum_of_lanes(builder, arguments[0])
 
-    return types.float32(Floats), code
+
+def sum_of_lanes(builder: Any, vector: ir.Value) -> ir.Value:
+    """Sum of a vector whose length is a power of two, added in pairs."""
+    width = vector.type.count
+    while width > 1:
+        width //= 2
+        order = [ir.Constant(ir.VectorType(INT, width), list(range(side, side + width))) for side in (0, width)]
+        vector = builder.fadd(*[builder.shuffle_vector(vector, vector, places) for places in order])
+    return builder.extract_element(vector, INT(0))
 
 
 @intrinsic

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
@@ -237,8 +238,11 @@ def rooms_of(claim: Claim) -> list[str]:
 
 def _content(path: Path) -> bytes:
     source = path.read_bytes()
-    if path.suffix != ".py":
-        return source
+    return _meaning(source) if path.suffix == ".py" else source
+
+
+@cache
+def _meaning(source: bytes) -> bytes:
     return "".join(_tokens(ast.parse(source))).encode()
 
 

@@ -84,11 +84,11 @@ class Report:
         self._figures += 1
         figure.update_layout(
             template="plotly_white", paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)",
-            font_family="system-ui, sans-serif", margin={"l": 60, "r": 20, "t": 50, "b": 50},
+            colorway=_COLOURS, font_family="system-ui, sans-serif", margin={"l": 60, "r": 20, "t": 50, "b": 50},
         )  # fmt: skip
         drawn = figure.to_html(
             full_html=False, include_plotlyjs=False, div_id=f"figure-{self._figures}",
-            config={"displaylogo": False, "responsive": True},
+            config={"displayModeBar": False, "responsive": True},
         )  # fmt: skip
         below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
         self._parts.append(f"<figure>{drawn}{below}</figure>")
@@ -164,6 +164,8 @@ def _plotly_js() -> str:
 
     return str(get_plotlyjs())
 
+
+_COLOURS = ["#0f766e", "#d97706", "#6366f1", "#be123c", "#64748b"]
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b2430; --soft: #5c6773; --line: #dde2e8; --paper: #fff; --card: #f5f7fa;

@@ -1,8 +1,12 @@
-"""One byte of a bitmap, eight weights: the decoding step for processors with AVX2.
+"""From one byte of a bitmap to eight weights: the decoding step for processors with AVX2.
 
-Lesser and greater processors than AVX-512 ones have no instruction that spreads packed values to marked places, but all
-have byte shuffles. A table gives the shuffle for each of the 256 bytes. For bfloat16 it drops each kept value straight
-into the upper half of its 32-bit lane and zeros elsewhere, which *is* the float32: nothing is left to convert.
+AVX2 has no instruction that spreads packed values to marked places, but it has byte shuffles, and a table of 256 entries
+of 32 bytes gives the shuffle for every byte. For bfloat16 it drops each kept value straight into the upper half of its
+32-bit lane and zeros elsewhere, which *is* the float32: nothing is left to convert.
+
+What bounds the speed is the number of loads and instructions per byte. Four bytes are therefore spread at once into the
+four table offsets (:func:`table_offsets`), and where the values of a byte start is counted on those offsets as they
+stand, since shifting a byte does not change its number of bits (:func:`add_four`).
 """
 
 from __future__ import annotations
@@ -11,13 +15,29 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import types
 from numba.extending import intrinsic
 
-from gossamer.core.jit import BYTE, FLOATS, INT, LONG, Code, Floats, aligned_bytes, call_llvm, load_from, splat
+from gossamer.core.jit import (
+    BYTE,
+    FLOATS,
+    INT,
+    LONG,
+    Code,
+    Floats,
+    aligned_bytes,
+    call_llvm,
+    inlined,
+    load_from,
+    multiply_add8,
+    popcount,
+    popcount_low,
+    splat,
+)
 
-FEATURES = frozenset({"avx2", "fma", "f16c", "popcnt"})
+FEATURES = frozenset({"avx2", "fma", "f16c", "popcnt", "bmi2"})
+_SLOW_DEPOSIT = ("znver1", "znver2")  # there `pdep` takes a loop inside the processor
 _ZERO = 0x80  # a shuffle writes zero where the top bit of the control byte is set
 _BYTES16, _BYTES32 = ir.VectorType(BYTE, 16), ir.VectorType(BYTE, 32)
 _INTS = ir.VectorType(INT, 8)
@@ -32,9 +52,12 @@ def shuffle_table(kind: str) -> np.ndarray:
         lanes = np.where(rank >= 0, rank | np.int64(-(2**31)), 0).astype(np.int32)
         return _aligned(lanes.view(np.uint8))
     pair = np.where(rank[..., None] >= 0, 2 * rank[..., None] + [0, 1], _ZERO)
+    empty = np.full_like(pair, _ZERO)
     if kind == "uint16":
-        pair = np.concatenate([np.full_like(pair, _ZERO), pair], axis=2)
-    return _aligned(pair.reshape(256, -1).astype(np.uint8))
+        pair = np.concatenate([empty, pair], axis=2)
+    else:  # half of the entry is not used
+        pair = np.concatenate([pair, empty], axis=1)
+    return _aligned(pair.astype(np.uint8))
 
 
 def _aligned(table: np.ndarray) -> np.ndarray:
@@ -44,36 +67,79 @@ def _aligned(table: np.ndarray) -> np.ndarray:
 
 
 @intrinsic
-def expand8(typing: Any, values: Any, place: Any, table: Any, byte: Any) -> tuple[Any, Code]:
-    """Eight weights as float32: the packed values at address ``place`` where ``byte`` has bits, zeros elsewhere.
+def table_offsets(typing: Any, marks: Any) -> tuple[Any, Code]:
+    """Offsets of the shuffles for the four bytes of ``marks``: ``32 * byte`` in each quarter of an int64."""
 
-    values: the array whose number type counts. table: address of its :func:`shuffle_table`. Reads 8 values in any case.
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if binding.get_host_cpu_name() not in _SLOW_DEPOSIT:
+            return call_llvm(builder, "llvm.x86.bmi.pdep.64", LONG, [arguments[0], LONG(0x1FE01FE01FE01FE0)])
+        spread = arguments[0]
+        for shift, mask in ((16, 0x0000FFFF0000FFFF), (8, 0x00FF00FF00FF00FF)):
+            spread = builder.and_(builder.or_(spread, builder.shl(spread, LONG(shift))), LONG(mask))
+        return builder.shl(spread, LONG(5))
+
+    return types.int64(types.int64), code
+
+
+@intrinsic
+def expand8(typing: Any, values: Any, place: Any, control: Any) -> tuple[Any, Code]:
+    """Eight weights as float32: packed values in the marked lanes, zeros elsewhere.
+
+    values: the array whose number type counts. place: address of the packed values; 8 are read in any case.
+    control: address of the byte's entry of :func:`shuffle_table`.
     """
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _, place, table, byte = arguments
+        _, place, control = arguments
         dtype = signature.args[0].dtype
-        size = 16 if dtype == types.int16 else 32
-        control = builder.add(table, builder.mul(byte, LONG(size)))
         if dtype == types.float32:
-            return _expand_float32(builder, place, control)
+            return expand_lanes(builder, place, control)
         packed = load_from(builder, place, _BYTES16)
         if dtype == types.int16:
-            spread = call_llvm(
-                builder, "llvm.x86.ssse3.pshuf.b.128", _BYTES16, [packed, load_from(builder, control, _BYTES16, 16)]
-            )
+            shuffle = load_from(builder, control, _BYTES16, 16)
+            spread = call_llvm(builder, "llvm.x86.ssse3.pshuf.b.128", _BYTES16, [packed, shuffle])
             return builder.fpext(builder.bitcast(spread, ir.VectorType(ir.HalfType(), 8)), FLOATS)
         twice = builder.shuffle_vector(packed, packed, ir.Constant(ir.VectorType(INT, 32), [*range(16), *range(16)]))
-        spread = call_llvm(
-            builder, "llvm.x86.avx2.pshuf.b", _BYTES32, [twice, load_from(builder, control, _BYTES32, 32)]
-        )
-        return builder.bitcast(spread, FLOATS)
+        shuffle = load_from(builder, control, _BYTES32, 32)
+        return builder.bitcast(call_llvm(builder, "llvm.x86.avx2.pshuf.b", _BYTES32, [twice, shuffle]), FLOATS)
 
-    return Floats(values, types.int64, types.int64, types.int64), code
+    return Floats(values, types.int64, types.int64), code
 
 
-def _expand_float32(builder: Any, place: ir.Value, control: ir.Value) -> ir.Value:
+def expand_lanes(builder: Any, place: ir.Value, control: ir.Value) -> ir.Value:
+    """Eight 32-bit entries, as float32: the packed ones at ``place`` in the marked lanes, zeros elsewhere."""
     packed = load_from(builder, place, FLOATS, 4)
     lanes = load_from(builder, control, _INTS, 32)
     spread = call_llvm(builder, "llvm.x86.avx2.permps", FLOATS, [packed, lanes])
     return builder.select(builder.icmp_signed("<", lanes, splat(_INTS, 0)), spread, ir.Constant(FLOATS, None))
+
+
+@inlined
+def expand_four(values: Any, place: int, table: int, marks: int) -> tuple[Any, Any, Any, Any, int]:
+    """The 32 weights of four bytes of a bitmap, and the place of the values that follow.
+
+    values: the array whose number type counts. place: address of the bytes' first value. table: address of the shuffles.
+    """
+    size = values.itemsize
+    offsets = table_offsets(marks)
+    first, second = offsets & 0xFFFF, (offsets >> 16) & 0xFFFF
+    third, fourth = (offsets >> 32) & 0xFFFF, (offsets >> 48) & 0xFFFF
+    middle = place + size * popcount_low(offsets)
+    return (
+        expand8(values, place, table + first),
+        expand8(values, place + size * popcount(first), table + second),
+        expand8(values, middle, table + third),
+        expand8(values, middle + size * popcount(third), table + fourth),
+        place + size * popcount(offsets),
+    )
+
+
+@inlined
+def add_four(
+    values: Any, place: int, table: int, marks: int, x: tuple[Any, Any, Any, Any], even: Any, odd: Any
+) -> tuple[Any, Any, int]:
+    """Add 32 weights times ``x`` to two running totals; also the place of the values that follow."""
+    first, second, third, fourth, place = expand_four(values, place, table, marks)
+    even = multiply_add8(third, x[2], multiply_add8(first, x[0], even))
+    odd = multiply_add8(fourth, x[3], multiply_add8(second, x[1], odd))
+    return even, odd, place

@@ -18,19 +18,17 @@ from gossamer.core.jit import (
     inlined,
     kernel,
     load8,
-    load_byte,
+    load_half_word,
     lowest_bit,
     multiply_add8,
     parallel_kernel,
-    popcount,
     prefetch,
     sum8,
     zeros8,
 )
-from gossamer.weights._bitmap_expand import expand8
+from gossamer.weights._bitmap_expand import add_four, expand_four
 
 _AHEAD = 2048  # bytes between what is read and what is asked for
-_MARKS_AHEAD = 512
 
 
 @inlined
@@ -44,42 +42,34 @@ def _padded(x: Any, words: int) -> Any:
 
 
 @inlined
-def _step(values: Any, place: int, table: int, byte: int, x: Any, total: Any) -> tuple[Any, int]:
-    """Add eight weights times ``x`` to ``total``; the place of the values that follow."""
-    total = multiply_add8(expand8(values, place, table, byte), x, total)
-    return total, place + values.itemsize * popcount(byte)
+def _load_four(x: int) -> tuple[Any, Any, Any, Any]:
+    return load8(x), load8(x + 32), load8(x + 64), load8(x + 96)
 
 
 @kernel
 def _two_runs(bitmap: Any, values: Any, offsets: Any, x: Any, out: Any, table: Any, first: int, last: int) -> None:
     words = len(x) // 64
-    size = values.itemsize
+    size, row_marks = values.itemsize, 8 * words
     marks, data, x0, shuffles = address(bitmap), address(values), address(x), address(table)
     run = (last - first) // 2
     for row in range(first, first + run):
-        a_place, b_place = data + size * offsets[row], data + size * offsets[row + run]
-        a_marks, b_marks = marks + 8 * words * row, marks + 8 * words * (row + run)
+        a, b = data + size * offsets[row], data + size * offsets[row + run]
+        a_marks, b_marks = marks + row_marks * row, marks + row_marks * (row + run)
         a0, a1, b0, b1 = zeros8(), zeros8(), zeros8(), zeros8()
-        for word in range(words):
-            prefetch(a_place + _AHEAD)
-            prefetch(b_place + _AHEAD)
-            prefetch(a_marks + 8 * word + _MARKS_AHEAD)
-            prefetch(b_marks + 8 * word + _MARKS_AHEAD)
-            for pair in range(4):
-                near = 8 * word + 2 * pair
-                x_near, x_far = load8(x0 + 32 * near), load8(x0 + 32 * near + 32)
-                a0, a_place = _step(values, a_place, shuffles, load_byte(a_marks + near), x_near, a0)
-                b0, b_place = _step(values, b_place, shuffles, load_byte(b_marks + near), x_near, b0)
-                a1, a_place = _step(values, a_place, shuffles, load_byte(a_marks + near + 1), x_far, a1)
-                b1, b_place = _step(values, b_place, shuffles, load_byte(b_marks + near + 1), x_far, b1)
+        for step in range(2 * words):
+            prefetch(a + _AHEAD)
+            prefetch(b + _AHEAD)
+            four = _load_four(x0 + 128 * step)
+            a0, a1, a = add_four(values, a, shuffles, load_half_word(a_marks + 4 * step), four, a0, a1)
+            b0, b1, b = add_four(values, b, shuffles, load_half_word(b_marks + 4 * step), four, b0, b1)
         out[row], out[row + run] = sum8(add8(a0, a1)), sum8(add8(b0, b1))
     for row in range(first + 2 * run, last):
-        place = data + size * offsets[row]
-        total = zeros8()
-        for byte in range(8 * words):
-            marked = load_byte(marks + 8 * words * row + byte)
-            total, place = _step(values, place, shuffles, marked, load8(x0 + 32 * byte), total)
-        out[row] = sum8(total)
+        a = data + size * offsets[row]
+        a0, a1 = zeros8(), zeros8()
+        for step in range(2 * words):
+            four = _load_four(x0 + 128 * step)
+            a0, a1, a = add_four(values, a, shuffles, load_half_word(marks + row_marks * row + 4 * step), four, a0, a1)
+        out[row] = sum8(add8(a0, a1))
 
 
 @kernel
@@ -97,30 +87,37 @@ def rows_matvec_threaded(bitmap: Any, values: Any, offsets: Any, x: Any, out: An
         _two_runs(bitmap, values, offsets, padded, out, table, shares[share], shares[share + 1])
 
 
+@inlined
+def _times_four(weights: Any, x: int, stride: int, totals: tuple[Any, Any, Any, Any]) -> tuple[Any, Any, Any, Any]:
+    """Add eight weights times the same eight columns of four vectors, ``stride`` bytes apart, to four totals."""
+    return (
+        multiply_add8(weights, load8(x), totals[0]),
+        multiply_add8(weights, load8(x + stride), totals[1]),
+        multiply_add8(weights, load8(x + 2 * stride), totals[2]),
+        multiply_add8(weights, load8(x + 3 * stride), totals[3]),
+    )
+
+
 @kernel
-def _four_vectors(
-    bitmap: Any, values: Any, offsets: Any, x: Any, out: Any, table: Any, first: int, last: int
-) -> None:
+def _four_vectors(bitmap: Any, values: Any, offsets: Any, x: Any, out: Any, table: Any, first: int, last: int) -> None:
     """``out[:4, first:last] = x[:4] @ W[first:last].T`` for ``x`` padded to whole words."""
     words = x.shape[1] // 64
-    size = values.itemsize
-    marks, data, shuffles = address(bitmap), address(values), address(table)
-    x0 = address(x)
-    x1, x2, x3 = x0 + 256 * words, x0 + 512 * words, x0 + 768 * words
+    size, stride = values.itemsize, 256 * words
+    marks, data, shuffles, x0 = address(bitmap), address(values), address(table), address(x)
     for row in range(first, last):
         place = data + size * offsets[row]
-        row_marks = marks + 8 * words * row
-        t0, t1, t2, t3 = zeros8(), zeros8(), zeros8(), zeros8()
-        for byte in range(8 * words):
-            marked = load_byte(row_marks + byte)
-            weights = expand8(values, place, shuffles, marked)
-            place += size * popcount(marked)
-            near = 32 * byte
-            t0 = multiply_add8(weights, load8(x0 + near), t0)
-            t1 = multiply_add8(weights, load8(x1 + near), t1)
-            t2 = multiply_add8(weights, load8(x2 + near), t2)
-            t3 = multiply_add8(weights, load8(x3 + near), t3)
-        out[0, row], out[1, row], out[2, row], out[3, row] = sum8(t0), sum8(t1), sum8(t2), sum8(t3)
+        totals = (zeros8(), zeros8(), zeros8(), zeros8())
+        for step in range(2 * words):
+            prefetch(place + _AHEAD)
+            marked = load_half_word(marks + 8 * words * row + 4 * step)
+            w0, w1, w2, w3, place = expand_four(values, place, shuffles, marked)
+            near = x0 + 128 * step
+            totals = _times_four(w0, near, stride, totals)
+            totals = _times_four(w1, near + 32, stride, totals)
+            totals = _times_four(w2, near + 64, stride, totals)
+            totals = _times_four(w3, near + 96, stride, totals)
+        out[0, row], out[1, row] = sum8(totals[0]), sum8(totals[1])
+        out[2, row], out[3, row] = sum8(totals[2]), sum8(totals[3])
 
 
 @parallel_kernel

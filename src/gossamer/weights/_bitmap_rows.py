@@ -1,4 +1,4 @@
-"""The row layout of bitmap weights: encoding, decoding, checking.
+"""The row layout of bitmap weights: encoding and checking.
 
 Every row of ``K`` columns is cut into words of 64 columns. ``bitmap[row, word]`` has bit ``j`` set where column
 ``64 * word + j`` is stored (lowest bit first, bits past ``K`` clear); ``values`` holds the stored entries in reading order
@@ -32,11 +32,6 @@ def encode_rows(bits: np.ndarray, kept: int) -> tuple[np.ndarray, np.ndarray, np
     values[offsets[-1] :] = 0
     _collect(bits, bitmap, offsets, values)
     return bitmap, values, offsets
-
-
-def decode_rows(bitmap: np.ndarray, values: np.ndarray, offsets: np.ndarray, dense: np.ndarray) -> None:
-    """Write the bit-pattern matrix ``dense`` ``(rows, columns)``."""
-    _scatter(bitmap, values, offsets, dense)
 
 
 def check_rows(bitmap: np.ndarray, values: np.ndarray, offsets: np.ndarray, shape: tuple[int, int]) -> None:
@@ -89,21 +84,6 @@ def _collect(bits: np.ndarray, bitmap: np.ndarray, offsets: np.ndarray, values: 
             marks = bitmap[row * words + word]
             while marks:
                 values[place] = bits[row, 64 * word + lowest_bit(marks)]
-                place += 1
-                marks &= marks - np.uint64(1)
-
-
-@parallel_kernel
-def _scatter(bitmap: np.ndarray, values: np.ndarray, offsets: np.ndarray, dense: np.ndarray) -> None:
-    rows, columns = dense.shape
-    words = (columns + 63) // 64
-    for row in prange(rows):
-        dense[row] = 0
-        place = offsets[row]
-        for word in range(words):
-            marks = bitmap[row * words + word]
-            while marks:
-                dense[row, 64 * word + lowest_bit(marks)] = values[place]
                 place += 1
                 marks &= marks - np.uint64(1)
 

@@ -41,7 +41,7 @@ class TileOffsets:
 
 def encode_tiles(bits: np.ndarray, kept: int) -> tuple[np.ndarray, np.ndarray, TileOffsets]:
     """Bitmap uint64 ``(64 * group tiles,)``, values and offsets of a bit-pattern matrix ``(rows, columns)``."""
-    rows, columns = bits.shape
+    columns = bits.shape[1]
     bitmap = np.empty(64 * count_tiles(bits.shape), np.uint64)
     _mark(bits, bits.dtype.type(kept), bitmap)
     offsets = tile_offsets(bitmap, (columns + 63) // 64)

@@ -49,7 +49,7 @@ def _step(values: Any, place: int, x: int, total: Any) -> Any:
 
 
 @inlined
-def _rest(values: Any, x: Any, start: int, column: int) -> float:
+def _rest(values: Any, x: Any, start: int, column: int) -> Any:
     """The last few columns of the row that starts at entry ``start``."""
     total = np.float32(0)
     for i in range(column, len(x)):

@@ -104,13 +104,9 @@ class WeightFormat(ABC):
 
         Raises:
             ValueError: the last dimension of ``x`` is not ``in``, or ``x`` is not on the CPU.
+            TypeError: ``x`` is not floating point.
         """
-        if x.ndim == 0 or x.shape[-1] != self.shape[1]:
-            raise ValueError(f"x must have {self.shape[1]} features in its last dimension, got shape {tuple(x.shape)}")
-        if x.device.type != "cpu":
-            raise ValueError(f"x must be on the CPU for a CPU kernel, got {x.device}")
-        if not x.dtype.is_floating_point:
-            raise TypeError(f"x must be floating point, got {x.dtype}")
+        self.check_input(x)
         rows = x.numel() // self.shape[1]
         if x.requires_grad and torch.is_grad_enabled() or not 0 < rows <= SMALL_N:
             return F.linear(x, self.to_dense().to(x.dtype), bias)
@@ -120,6 +116,15 @@ class WeightFormat(ABC):
         if bias is not None:
             out += bias
         return out.to(x.dtype).reshape(*x.shape[:-1], self.shape[0])
+
+    def check_input(self, x: Tensor) -> None:
+        """Refuse activations that this weight cannot multiply; see :meth:`linear`."""
+        if x.ndim == 0 or x.shape[-1] != self.shape[1]:
+            raise ValueError(f"x must have {self.shape[1]} features in its last dimension, got shape {tuple(x.shape)}")
+        if x.device.type != "cpu":
+            raise ValueError(f"x must be on the CPU for a CPU kernel, got {x.device}")
+        if not x.dtype.is_floating_point:
+            raise TypeError(f"x must be floating point, got {x.dtype}")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one checksummed safetensors file, atomically."""

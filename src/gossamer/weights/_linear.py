@@ -84,11 +84,17 @@ class CompressedLinear(nn.Module):
             self._view, self._view_of = from_description(self.description, arrays), identity
         return self._view
 
+    @property
+    def weight(self) -> Tensor:
+        """The dense ``(out, in)`` matrix for code that reads ``layer.weight``: decoded anew, kept by nobody."""
+        return self.weight_format.to_dense()
+
     def forward(self, x: Tensor) -> Tensor:
         """``(..., in)`` to ``(..., out)``, in the dtype of ``x``."""
         weight = self.weight_format
+        weight.check_input(x)
         bias = None if self.bias is None else self.bias.to(x.dtype)
-        rows = x.numel() // max(self.in_features, 1)
+        rows = x.numel() // self.in_features
         if self.backend == "kernel" or self.backend == "auto" and kernel_pays(weight, rows):
             return weight.linear(x, bias)
         return F.linear(x, weight.to_dense().to(x.dtype), bias)

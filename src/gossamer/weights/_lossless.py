@@ -29,7 +29,7 @@ from gossamer.weights._nib12_layout import Nib12
 from gossamer.weights._tbe_layout import Tbe
 
 LAYOUTS = ("nib12", "tbe")
-_BATCH = 8
+_BATCHES = (8, 4, 2, 1)
 _STORED: dict[str, type[Nib12] | type[Tbe] | type[Raw]] = {kind.layout: kind for kind in (Nib12, Tbe, Raw)}
 
 
@@ -133,8 +133,13 @@ class LosslessWeight(WeightFormat):
     def matmul_small(
         self, x: np.ndarray, out: np.ndarray, threads: int = 1, features: frozenset[str] | None = None
     ) -> None:
-        """``out = x @ W.T``: ``x`` float32 ``(n, in)``, ``out`` float32 ``(n, out)``; eight rows take one pass over W."""
+        """``out = x @ W.T`` for ``x`` float32 ``(n, in)`` and ``out`` float32 ``(n, out)``.
+
+        One pass over the weights takes 8, 4, 2 or 1 rows of ``x``: code is compiled for these only.
+        """
         allowed = cpu_features() if features is None else features
-        for start in range(0, len(x), _BATCH):
-            rows = x[start : start + _BATCH]
-            self.stored.product(len(rows), threads, allowed)(rows, out[start : start + _BATCH])
+        start = 0
+        while start < len(x):
+            count = next(batch for batch in _BATCHES if batch <= len(x) - start)
+            self.stored.product(count, threads, allowed)(x[start : start + count], out[start : start + count])
+            start += count

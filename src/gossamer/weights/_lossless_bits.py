@@ -31,7 +31,7 @@ def exponent_counts(bits: np.ndarray) -> np.ndarray:
 
 
 def best_window(counts: np.ndarray, width: int, first: int = 0) -> int:
-    """Where the ``width`` consecutive exponents begin, at ``first`` or later, that occur most often; the lowest of ties.
+    """Where the ``width`` consecutive exponents begin that occur most often, not below ``first``; the lowest of ties.
 
     >>> best_window(np.bincount([3, 9, 9, 10, 12], minlength=256), width=2)
     9

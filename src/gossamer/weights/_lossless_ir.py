@@ -6,13 +6,14 @@ Every function appends instructions at the builder's place. Places in memory are
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 from llvmlite import ir
 
 from gossamer.core.jit import INT, LONG, load_from
 
-Value = ir.Value
+Value: TypeAlias = Any
+"""An ``llvmlite.ir.Value``; llvmlite comes without types."""
 
 
 def at(builder: Any, place: Value, offset: int) -> Value:

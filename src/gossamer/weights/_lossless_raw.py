@@ -46,9 +46,9 @@ class Raw:
         out[:] = self.bits.reshape(self.shape)
 
     def product(self, count: int, threads: int, features: frozenset[str]) -> Callable[[np.ndarray, np.ndarray], None]:
-        """``f(x, out)`` for ``out = x @ W.T``, ``x`` float32 ``(count, columns)`` and ``out`` float32 ``(count, rows)``."""
-        weight = DenseWeight.from_dense(as_tensor(self.bits).view(torch.bfloat16).reshape(self.shape))
+        """``f(x, out)``: ``out = x @ W.T``, ``x`` float32 ``(count, columns)``, ``out`` float32 ``(count, rows)``."""
+        weight = DenseWeight(self.shape, torch.bfloat16, as_tensor(self.bits))
         if count > 1:
             return lambda x, out: weight.matmul_small(x, out, threads)
-        matvec = weight.bind(threads)
+        matvec = weight.bind(threads, features)
         return lambda x, out: matvec(x[0], out[0])

@@ -31,7 +31,7 @@ from torch import Tensor
 from gossamer.weights._lossless_arrays import as_array
 from gossamer.weights._lossless_bits import best_window, exponent_counts
 from gossamer.weights._nib12_loops import decode, encode, multiply, row_at_fault, threaded
-from gossamer.weights._nib12_vector import BLOCK, CODES, HALF, Selected, Shuffled
+from gossamer.weights._nib12_vector import BLOCK, BLOCK_HALF, CODES, Selected, Shuffled
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,13 +55,13 @@ class Nib12:
         counts = exponent_counts(bits.reshape(-1))
         base = best_window(counts, CODES, first=1) - 1
         escapes = bits.size - int(counts[0] + counts[base + 1 : base + 1 + CODES].sum())
-        if rows * blocks * (BLOCK + HALF) + 4 * (rows + 1) + 6 * escapes >= bits.nbytes:
+        if rows * blocks * (BLOCK + BLOCK_HALF) + 4 * (rows + 1) + 6 * escapes >= bits.nbytes:
             return None
         stored = cls(
             (rows, bits.shape[1]),
             base,
             plane=np.empty(rows * blocks * BLOCK, np.uint8),
-            codes=np.empty(rows * blocks * HALF, np.uint8),
+            codes=np.empty(rows * blocks * BLOCK_HALF, np.uint8),
             starts=np.empty(rows + 1, np.int32),
             columns=np.empty(escapes, np.int32),
             values=np.empty(escapes, np.uint16),
@@ -81,7 +81,7 @@ class Nib12:
             shape,
             base,
             plane=as_array(arrays, "plane", np.uint8, rows * blocks * BLOCK),
-            codes=as_array(arrays, "codes", np.uint8, rows * blocks * HALF),
+            codes=as_array(arrays, "codes", np.uint8, rows * blocks * BLOCK_HALF),
             starts=as_array(arrays, "starts", np.int32, rows + 1),
             columns=columns,
             values=as_array(arrays, "values", np.uint16, columns.size),
@@ -107,8 +107,9 @@ class Nib12:
         decode(self.plane, self.codes, self.starts, self.columns, self.values, self.base, out)
 
     def product(self, count: int, threads: int, features: frozenset[str]) -> Callable[[np.ndarray, np.ndarray], None]:
-        """``f(x, out)`` for ``out = x @ W.T``, ``x`` float32 ``(count, columns)`` and ``out`` float32 ``(count, rows)``."""
-        variant = (Shuffled if "avx2" in features else Selected)((0,) * count)
+        """``f(x, out)``: ``out = x @ W.T``, ``x`` float32 ``(count, columns)``, ``out`` float32 ``(count, rows)``."""
+        kind = Shuffled if "avx2" in features else Selected
+        variant = kind(runs=(0,) * (2 if count <= 2 else 1), batch=(0,) * count)
         stored = (self.plane, self.codes, self.starts, self.columns, self.values, self.base)
         if threads == 1:
             return lambda x, out: multiply(*stored, x, out, variant)

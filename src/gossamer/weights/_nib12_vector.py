@@ -21,6 +21,7 @@ checked.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,19 +41,21 @@ _BYTES = ir.VectorType(BYTE, BLOCK_HALF)
 _WORDS = ir.VectorType(HALF, BLOCK_HALF // 2)
 _LANES = ir.VectorType(INT, LANES)
 _PLACE = types.int64
-_AHEAD = 1024
+_AHEAD = 256
 """Codes are prefetched so many bytes ahead, signs and mantissas twice as many."""
 
 
 class Shuffled(NamedTuple):
-    """Code for AVX2, made for products with ``len(batch)`` vectors at a time; the entries mean nothing."""
+    """Code for AVX2, made for ``len(runs)`` rows and ``len(batch)`` vectors at a time; the entries mean nothing."""
 
+    runs: tuple[int, ...]
     batch: tuple[int, ...]
 
 
 class Selected(NamedTuple):
     """The same for any processor."""
 
+    runs: tuple[int, ...]
     batch: tuple[int, ...]
 
 
@@ -115,40 +118,47 @@ def unpack_block(typing: Any, plane: Any, codes: Any, base: Any, bits: Any) -> t
 
 @intrinsic
 def row_dots(
-    typing: Any, plane: Any, codes: Any, blocks: Any, base: Any, x: Any, stride: Any, variant: Any
+    typing: Any, plane: Any, codes: Any, apart: Any, blocks: Any, base: Any, x: Any, variant: Any
 ) -> tuple[Any, Code]:
-    """The products of a row of ``blocks`` blocks with ``n`` vectors: ``n`` registers, each to be summed up.
+    """The products of rows of ``blocks`` blocks with vectors: registers to be summed up, for a row after the other.
 
-    x: float32, its columns in the order of :func:`lane_columns`, the vectors ``stride`` bytes apart.
-    variant: a :class:`Shuffled` or a :class:`Selected`; its type says which code to make, and for which ``n``.
+    plane, codes: where the first row begins; the next ones begin ``apart`` rows after one another.
+    x: float32, each vector as long as a row, in the order of :func:`lane_columns`.
+    variant: a :class:`Shuffled` or a :class:`Selected`; its type says which code, for how many rows and vectors.
     """
-    count = len(variant.types[0])
+    runs, count = (len(kind) for kind in variant.types)
     lookup = _by_shuffle if variant.instance_class is Shuffled else _by_selection
-    result = types.UniTuple(Floats, count)
+    result = types.UniTuple(Floats, runs * count)
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Value:
-        plane, codes, blocks, base, x, stride, _ = arguments
+        plane, codes, apart, blocks, base, x, _ = arguments
         exponents = lookup(builder, base)
-        chains = _chains(count)
+        chains = max(1, 4 // (runs * count))  # four partial sums hide each other's delay, more do not fit in registers
+        between = builder.mul(apart, blocks)
 
         def step(block: Value, sums: list[Value]) -> list[Value]:
-            signs = builder.add(plane, builder.mul(block, LONG(BLOCK)))
-            packed = builder.add(codes, builder.mul(block, LONG(BLOCK_HALF)))
-            first = builder.add(x, builder.mul(block, LONG(4 * BLOCK)))
-            vectors = [builder.add(first, builder.mul(stride, LONG(number))) for number in range(count)]
-            return _block_dots(builder, signs, packed, exponents, vectors, sums)
+            starts = [builder.add(block, builder.mul(blocks, LONG(number))) for number in range(count)]
+            vectors = [builder.add(x, builder.mul(start, LONG(4 * BLOCK))) for start in starts]
+            results = []
+            for run in range(runs):
+                place = builder.add(block, builder.mul(between, LONG(run)))
+                signs = builder.add(plane, builder.mul(place, LONG(BLOCK)))
+                packed = builder.add(codes, builder.mul(place, LONG(BLOCK_HALF)))
+                of_run = sums[run * count * chains : (run + 1) * count * chains]
+                results += _block_dots(builder, signs, packed, exponents, vectors, of_run)
+            return results
 
-        sums = loop(builder, blocks, [ir.Constant(FLOATS, None)] * (count * chains), step)
-        dots = [_sum(builder, sums[i * chains : (i + 1) * chains]) for i in range(count)]
+        sums = loop(builder, blocks, [ir.Constant(FLOATS, None)] * (runs * count * chains), step)
+        dots = [reduce(builder.fadd, sums[i : i + chains]) for i in range(0, len(sums), chains)]
         return context.make_tuple(builder, signature.return_type, dots)
 
-    return result(_PLACE, _PLACE, types.int64, types.int64, _PLACE, types.int64, variant), code
+    return result(_PLACE, _PLACE, types.int64, types.int64, types.int64, _PLACE, variant), code
 
 
 def _block_dots(
     builder: Any, signs: Value, packed: Value, exponents: Exponents, vectors: list[Value], sums: list[Value]
 ) -> list[Value]:
-    """Add the products of one block to the partial sums: ``_chains`` of them for each vector."""
+    """Add the products of one block to the partial sums, several for each vector."""
     for place, ahead in ((signs, 2 * _AHEAD), (packed, _AHEAD)):
         line = builder.inttoptr(at(builder, place, ahead), BYTE.as_pointer())
         call_llvm(builder, "llvm.prefetch.p0", ir.VoidType(), [line, INT(0), INT(3), INT(1)])
@@ -158,7 +168,7 @@ def _block_dots(
         for words in pair
         for lanes in _even_and_odd(builder, words)
     ]
-    chains = _chains(len(vectors))
+    chains = len(sums) // len(vectors)
     sums = list(sums)
     for place, weight in enumerate(weights):
         for number, vector in enumerate(vectors):
@@ -166,17 +176,6 @@ def _block_dots(
             x = load(builder, vector, FLOATS, 4 * LANES * place)
             sums[chain] = call_llvm(builder, "llvm.fmuladd.v8f32", FLOATS, [weight, x, sums[chain]])
     return sums
-
-
-def _chains(count: int) -> int:
-    """How many partial sums each vector gets, so that additions need not wait for one another (16 registers)."""
-    return max(1, 8 // count)
-
-
-def _sum(builder: Any, vectors: list[Value]) -> Value:
-    while len(vectors) > 1:
-        vectors = [builder.fadd(vectors[0], vectors[1]), *vectors[2:]][::-1]
-    return vectors[0]
 
 
 def _patterns(builder: Any, plane: Value, codes: Value, exponents: Exponents) -> list[tuple[Value, Value]]:

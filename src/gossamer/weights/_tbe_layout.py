@@ -79,13 +79,13 @@ class Tbe:
         base = best_window(counts, CODES) - 1
         outside = bits.size - int(counts[base + 1 : base + 1 + CODES].sum())
         inside = tiles * TILE * TILE - outside
-        planes = [np.empty(tiles * SMALL_TILES, np.uint64) for _ in range(3)]
+        one, two, three = (np.empty(tiles * SMALL_TILES, np.uint64) for _ in range(3))
         coded = np.empty(inside + tiles * (CODED_STEP - 1) + SPARE, np.uint8)
         full = np.empty(outside + tiles * (FULL_STEP - 1) + SPARE, np.uint16)
         offsets, warps = np.empty(2 * (tiles + 1), np.int32), np.empty(8 * tiles, np.int32)
-        encode(bits, base, *planes, coded, full, offsets, warps)
+        encode(bits, base, one, two, three, coded, full, offsets, warps)
         coded, full = coded[: offsets[-2]].copy(), full[: offsets[-1]].copy()
-        stored = cls((bits.shape[0], bits.shape[1]), base, *planes, coded, full, offsets, warps)
+        stored = cls((bits.shape[0], bits.shape[1]), base, one, two, three, coded, full, offsets, warps)
         size = sum(array.nbytes for array in stored.arrays().values())
         return stored if size < bits.nbytes else None
 
@@ -95,17 +95,17 @@ class Tbe:
         tiles, base = _tiles(shape), meta.get("base")
         if not isinstance(base, int) or not -1 <= base <= 255 - CODES:
             raise ValueError(f"base must be an integer from -1 to {255 - CODES}, got {base!r}")
-        planes = [as_array(arrays, f"plane{i}", np.uint64, tiles * SMALL_TILES) for i in (1, 2, 3)]
+        one, two, three = (as_array(arrays, f"plane{i}", np.uint64, tiles * SMALL_TILES) for i in (1, 2, 3))
         offsets = as_array(arrays, "offsets", np.int32, 2 * (tiles + 1))
         warps = as_array(arrays, "warps", np.int32, 8 * tiles)
         implied, implied_warps = np.empty_like(offsets), np.empty_like(warps)
-        count(*planes, implied, implied_warps)
+        count(one, two, three, implied, implied_warps)
         for name, array, right in (("offsets", offsets, implied), ("warps", warps, implied_warps)):
             if not np.array_equal(array, right):
                 raise ValueError(f"array {name!r} contradicts the bitmaps from entry {(array != right).argmax()} on")
         coded = as_array(arrays, "coded", np.uint8, int(offsets[-2]))
         full = as_array(arrays, "full", np.uint16, int(offsets[-1]))
-        stored = cls(shape, base, *planes, coded, full, offsets, warps)
+        stored = cls(shape, base, one, two, three, coded, full, offsets, warps)
         if {name: meta.get(name) for name in stored.meta()} != stored.meta():
             raise ValueError(f"meta must be {stored.meta()}, got {dict(meta)}")
         return stored
@@ -130,7 +130,7 @@ class Tbe:
         decode(self.plane1, self.plane2, self.plane3, self.coded, self.full, self.offsets, self.base, out)
 
     def product(self, count: int, threads: int, features: frozenset[str]) -> Callable[[np.ndarray, np.ndarray], None]:
-        """``f(x, out)`` for ``out = x @ W.T``, ``x`` float32 ``(count, columns)`` and ``out`` float32 ``(count, rows)``.
+        """``f(x, out)``: ``out = x @ W.T``, ``x`` float32 ``(count, columns)``, ``out`` float32 ``(count, rows)``.
 
         The code is the same for all processor features and any ``count``.
         """

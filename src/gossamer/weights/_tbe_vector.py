@@ -2,8 +2,8 @@
 
 The 64 bits of a plane become the 64 bytes of a vector (or of as many as the processor needs for that), the three
 planes add up to the exponent, and the bytes of sign and mantissa stand beside it, a uint64 for each row of the tile.
-Weights without a code get a byte here too, which the loops that call this leave out of the stream, or put in. Places are addresses in
-bytes; nothing is checked.
+Weights without a code get a byte here too, which the loops that call this leave out of the stream, or put in.
+Places are addresses in bytes; nothing is checked.
 """
 
 from __future__ import annotations
