@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -97,7 +97,7 @@ def _copy(weight: BitmapWeight) -> BitmapWeight:
     return BitmapWeight.from_arrays(arrays, weight.shape, weight.dtype, weight.meta())
 
 
-def _bound(weights: list[WeightFormat] | list[BitmapWeight] | list[DenseWeight], threads: int) -> Calls:
+def _bound(weights: Sequence[WeightFormat], threads: int) -> Calls:
     x = np.random.default_rng(0).standard_normal(weights[0].shape[1]).astype(np.float32)
     out = np.empty(weights[0].shape[0], np.float32)
     return [partial(weight.bind(threads), x, out) for weight in weights]

@@ -52,12 +52,13 @@ class Decoder:
         ValueError: ``max_length`` is not positive or beyond the model's context, the model is not on the CPU, or an
             argument is none of those accepted.
 
-    Example::
-
-        decoder = Decoder(model, max_length=256)
-        logits = decoder.prefill([1, 2, 3])
-        while decoder.position < 256:
-            logits = decoder.step(int(logits.argmax()))
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> tiny = LlamaConfig(64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4)
+    >>> decoder = Decoder(LlamaForCausalLM(tiny), max_length=16, threads=1)
+    >>> logits = decoder.prefill([1, 2, 3])
+    >>> logits = decoder.step(int(logits.argmax()))
+    >>> logits.shape, decoder.position
+    ((64,), 4)
     """
 
     def __init__(

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -128,11 +128,11 @@ def _measure_copy(threads: int) -> float:
 def _measure_fma(threads: int) -> float:
     from gossamer.core.jit import LANES, fma_chains
 
-    work: list[Callable[[], object]] = [lambda: fma_chains(_FMA_STEPS)] * threads
+    work = [lambda: fma_chains(_FMA_STEPS)] * threads
     return 2.0 * LANES * _FMA_CHAINS * _FMA_STEPS * threads / _best_seconds(work) / 1e9
 
 
-def _best_seconds(work: list[Callable[[], object]], rounds: int = 5) -> float:
+def _best_seconds(work: Sequence[Callable[[], object]], rounds: int = 5) -> float:
     """Shortest time in which all of ``work``, one thread each, was done."""
     best = float("inf")
     for number in range(rounds + 1):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, cast, get_args
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor
 from gossamer.core.hardware import cpu_features
 from gossamer.core.jit import row_shares
 from gossamer.weights._bitmap_avx512 import FEATURES as EXPAND_FEATURES
-from gossamer.weights._bitmap_avx512 import rows_expanded
+from gossamer.weights._bitmap_avx512 import rows_expanded, rows_expanded_threaded
 from gossamer.weights._bitmap_decode import decode_rows
 from gossamer.weights._bitmap_expand import FEATURES, shuffle_table
 from gossamer.weights._bitmap_matvec import rows_matmul, rows_matvec, rows_matvec_threaded, rows_plain
@@ -84,7 +84,7 @@ class BitmapWeight(WeightFormat):
         if options:
             raise TypeError(f"BitmapWeight takes layout and preserve_signed_zero, got {', '.join(options)}")
         check_matrix(weight, tuple(FLOAT_TYPES.values()))
-        _check_layout(layout)
+        layout = _check_layout(layout)
         bits = _bit_matrix(weight.detach().contiguous())
         kept = (1 << 8 * weight.dtype.itemsize) - 1
         if not preserve_signed_zero:
@@ -129,8 +129,7 @@ class BitmapWeight(WeightFormat):
         >>> BitmapWeight.from_dense(torch.eye(3)).to_layout("tca").layout
         'tca'
         """
-        _check_layout(layout)
-        if layout == self.layout:
+        if _check_layout(layout) == self.layout:
             return self
         return type(self).from_dense(self.to_dense(), layout, preserve_signed_zero=True)
 
@@ -147,9 +146,7 @@ class BitmapWeight(WeightFormat):
         cls, arrays: Mapping[str, Tensor], shape: tuple[int, int], dtype: torch.dtype, meta: Mapping[str, Scalar]
     ) -> Self:
         """Wrap stored arrays without a copy; ``ValueError`` unless bitmap, offsets and values agree entirely."""
-        layout = meta.get("layout")
-        if layout not in ("rows", "tca"):
-            raise ValueError(f"layout must be rows or tca, got {layout!r}")
+        layout = _check_layout(meta.get("layout"))
         expected = {"bitmap": torch.int64, "values": bit_type(dtype), **_OFFSET_TYPES[layout]}
         if set(arrays) != set(expected):
             raise ValueError(
@@ -242,15 +239,17 @@ class BitmapWeight(WeightFormat):
 def _rows_kernel(present: frozenset[str], threads: int) -> Any:
     """The fastest matrix-vector kernel of the row layout for a processor with these features."""
     if present >= EXPAND_FEATURES:
-        return rows_expanded
+        return rows_expanded if threads == 1 else rows_expanded_threaded
     if present >= FEATURES:
         return rows_matvec if threads == 1 else rows_matvec_threaded
     return rows_plain
 
 
-def _check_layout(layout: str) -> None:
-    if layout not in _OFFSET_TYPES:
-        raise ValueError(f"layout must be one of {', '.join(_OFFSET_TYPES)}, got {layout!r}")
+def _check_layout(layout: object) -> Layout:
+    for known in get_args(Layout):
+        if layout == known:
+            return cast(Layout, known)
+    raise ValueError(f"layout must be one of {', '.join(_OFFSET_TYPES)}, got {layout!r}")
 
 
 def _bit_matrix(dense: Tensor) -> np.ndarray:

@@ -22,6 +22,7 @@ from gossamer.core.jit import (
     FloatsType,
     address,
     call_llvm,
+    inlined,
     kernel,
     load_from,
     load_word,
@@ -103,11 +104,22 @@ def _one_run(bitmap: Any, values: Any, offsets: Any, x: Any, out: Any, first: in
         out[row] = _sum32(even, odd)
 
 
-@parallel_kernel
+@inlined
+def _padded(x: Any, words: int) -> Any:
+    longer = np.zeros(64 * words, np.float32)
+    longer[: len(x)] = x
+    return longer
+
+
+@kernel
 def rows_expanded(bitmap: Any, values: Any, offsets: Any, x: Any, out: Any, table: Any, shares: Any) -> None:
-    """``out = W @ x`` with AVX-512; ``table`` is not looked at. The arrays are those of the row layout."""
-    words = len(bitmap) // len(out)
-    padded = np.zeros(64 * words, np.float32)
-    padded[: len(x)] = x
+    """``out = W @ x`` with AVX-512 on one thread; ``table`` is not looked at. The arrays are those of the row layout."""
+    _one_run(bitmap, values, offsets, _padded(x, len(bitmap) // len(out)), out, 0, len(out))
+
+
+@parallel_kernel
+def rows_expanded_threaded(bitmap: Any, values: Any, offsets: Any, x: Any, out: Any, table: Any, shares: Any) -> None:
+    """The same, each run of rows between two entries of ``shares`` on a thread of its own."""
+    padded = _padded(x, len(bitmap) // len(out))
     for share in prange(len(shares) - 1):
         _one_run(bitmap, values, offsets, padded, out, shares[share], shares[share + 1])

@@ -130,22 +130,8 @@ def _in_lanes(x):
 
 
 @kernel
-def _corrected(total, row, x, starts, columns, values):
-    """Add what the escapes of a row lack: they were decoded as ``+-2**-126``, with their own sign.
-
-    The remainder has the sign of the weight as well, so that an infinite activation gives no NaN of its own.
-    """
-    for place in range(starts[row], starts[row + 1]):
-        weight = entry(values, place)
-        missing = weight - _DECODED if weight > 0 else weight + _DECODED
-        if missing != 0:
-            total += missing * x[columns[place]]
-    return total
-
-
-@kernel
-def _rows(first, last, plane, codes, starts, columns, values, base, x, ordered, out, variant):
-    """Rows ``first`` to ``last`` of :func:`multiply`.
+def _rows(first, last, plane, codes, base, ordered, out, variant):
+    """Rows ``first`` to ``last`` of the product, escaped weights taken as ``+-2**-126``.
 
     One core reaches its full memory speed only when it reads several places at once, so the rows are cut into as many
     runs as ``variant`` says, which are read side by side. Rows left over are multiplied that many times over.
@@ -159,19 +145,34 @@ def _rows(first, last, plane, codes, starts, columns, values, base, x, ordered, 
         signs, packed = address(plane) + row * padded, address(codes) + row * padded // 2
         dots = row_dots(signs, packed, apart, padded // BLOCK, base, address(ordered), variant)
         for run in range(runs):
-            here = row + run * apart
             for number in range(count):
-                dot = sum8(dots[run * count + number])
-                out[number, here] = _corrected(dot, here, x[number], starts, columns, values)
+                out[number, row + run * apart] = sum8(dots[run * count + number])
         row += 1
         if row == first + length:
             row, apart = first + length * runs, 0
 
 
 @kernel
+def _add_escapes(first, last, starts, columns, values, x, out):
+    """Add what the escapes of rows ``first`` to ``last`` lack: they were taken as ``+-2**-126``, with their own sign.
+
+    The remainder has the sign of the weight as well, so that an infinite activation gives no NaN of its own. This is
+    a pass of its own because the lists would hold up the stream of the codes, row by row.
+    """
+    for row in range(first, last):
+        for place in range(starts[row], starts[row + 1]):
+            weight = entry(values, place)
+            missing = weight - _DECODED if weight > 0 else weight + _DECODED
+            if missing != 0:
+                for number in range(x.shape[0]):
+                    out[number, row] += missing * x[number, columns[place]]
+
+
+@kernel
 def multiply(plane, codes, starts, columns, values, base, x, out, variant):
     """``out = x @ W.T`` for ``x`` float32 ``(n, width)`` and ``out`` float32 ``(n, rows)``, ``n`` as in ``variant``."""
-    _rows(0, out.shape[1], plane, codes, starts, columns, values, base, x, _in_lanes(x), out, variant)
+    _rows(0, out.shape[1], plane, codes, base, _in_lanes(x), out, variant)
+    _add_escapes(0, out.shape[1], starts, columns, values, x, out)
 
 
 @cache
@@ -187,6 +188,7 @@ def threaded(variant):
         ordered = _in_lanes(x)
         for thread in prange(threads):
             first, last = rows * thread // threads, rows * (thread + 1) // threads
-            _rows(first, last, plane, codes, starts, columns, values, base, x, ordered, out, variant)
+            _rows(first, last, plane, codes, base, ordered, out, variant)
+            _add_escapes(first, last, starts, columns, values, x, out)
 
     return multiply_in_threads
