@@ -5,43 +5,45 @@ import re
 import numpy as np
 import pytest
 from llvmlite import binding
-from numba import types
+from numba import njit, types
 
 from gossamer.core.hardware import cpu_features
-from gossamer.weights._bitmap_avx512 import rows_expanded
+from gossamer.core.jit import OPTIONS
+from gossamer.weights._bitmap_avx512 import _one_run
 from gossamer.weights._bitmap_expand import FEATURES as AVX2
 from gossamer.weights._bitmap_expand import shuffle_table
-from gossamer.weights._bitmap_matvec import rows_matvec
+from gossamer.weights._bitmap_matvec import _two_runs
 
-ROWS = [types.uint64, types.uint16, types.int64, types.float32, types.float32, types.uint8, types.int64]
+MATRIX = [types.uint64, types.uint16, types.int64, types.float32, types.float32]
+TABLE = types.Array(types.uint8, 1, "C")
 
 
-def assembly(kernel, value_type, cpu):
-    """What LLVM makes of the compiled kernel on an x86 processor called ``cpu``."""
-    arguments = tuple(types.Array(value_type if kind is types.uint16 else kind, 1, "C") for kind in ROWS)
-    kernel.compile(arguments)
+def assembly(kernel, cpu, value_type, *more):
+    """What LLVM makes of the loops of ``kernel`` on an x86 processor called ``cpu``."""
+    arrays = [types.Array(value_type if kind is types.uint16 else kind, 1, "C") for kind in MATRIX]
+    arguments = (*arrays, *more, types.int64, types.int64)
+    fresh = njit(kernel.py_func, **{**OPTIONS, "cache": False})
+    fresh.compile(arguments)
+    text = fresh.inspect_llvm(arguments)
     binding.initialize_all_targets()
     binding.initialize_all_asmprinters()
     target = binding.Target.from_triple("x86_64-unknown-linux-gnu")
-    machine = target.create_target_machine(cpu=cpu, opt=3)
-    library = kernel.overloads[arguments].library
-    text = re.sub(r'"target-(cpu|features)"="[^"]*"', "", library.get_llvm_str())
-    module = binding.parse_assembly(text)
+    module = binding.parse_assembly(re.sub(r'"target-(cpu|features)"="[^"]*"', "", text))
     module.triple = "x86_64-unknown-linux-gnu"
-    return machine.emit_assembly(module)
+    return target.create_target_machine(cpu=cpu, opt=3).emit_assembly(module)
 
 
 @pytest.mark.parametrize("cpu", ["icelake-server", "sapphirerapids"])
 def test_avx512_kernel_expands_with_one_instruction(cpu):
-    half = assembly(rows_expanded, types.uint16, cpu)
+    half = assembly(_one_run, cpu, types.uint16)
     assert half.count("vpexpandw") >= 4 and "popcnt" in half and "vfmadd" in half
-    assert assembly(rows_expanded, types.float32, cpu).count("vexpandps") >= 4
+    assert assembly(_one_run, cpu, types.float32).count("vexpandps") >= 4
 
 
 @pytest.mark.skipif(not cpu_features() >= AVX2, reason="the kernel's instructions exist on AVX2 processors only")
-def test_avx2_kernel_shuffles_without_spills_in_its_loop():
-    text = assembly(rows_matvec, types.uint16, "znver3")
-    assert text.count("vpshufb") >= 8 and "pdep" in text
+def test_avx2_kernel_shuffles_and_keeps_its_registers():
+    text = assembly(_two_runs, "znver3", types.uint16, TABLE)
+    assert text.count("vpshufb") >= 8 and "pdep" in text and "vfmadd" in text
     assert not re.search(r"vmov[a-z]+\s+%ymm\d+, -?\d*\(%rsp\)", text)
 
 

@@ -53,8 +53,9 @@ class Decoder:
             argument is none of those accepted.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
-    >>> tiny = LlamaConfig(64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4)
-    >>> decoder = Decoder(LlamaForCausalLM(tiny), max_length=16, threads=1)
+    >>> sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
+    >>> model = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=1))
+    >>> decoder = Decoder(model, max_length=16, threads=1)
     >>> logits = decoder.prefill([1, 2, 3])
     >>> logits = decoder.step(int(logits.argmax()))
     >>> logits.shape, decoder.position

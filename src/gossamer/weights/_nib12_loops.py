@@ -134,11 +134,14 @@ def _rows(first, last, plane, codes, base, ordered, out, variant):
     """Rows ``first`` to ``last`` of the product, escaped weights taken as ``+-2**-126``.
 
     One core reaches its full memory speed only when it reads several places at once, so the rows are cut into as many
-    runs as ``variant`` says, which are read side by side. Rows left over are multiplied that many times over.
+    runs as ``variant`` says, which are read side by side. Their distance is odd, lest all of them fall into the same
+    few places of the caches. Rows left over are multiplied as many times over.
     """
     padded = ordered.shape[1]
     runs, count = len(variant.runs), len(variant.batch)
     length = (last - first) // runs
+    if length > BLOCK:
+        length -= 1 - length % 2
     apart = length
     row = first
     while row < last:

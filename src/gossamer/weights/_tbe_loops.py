@@ -25,7 +25,7 @@ from gossamer.core.jit import (
     widen8,
     zeros8,
 )
-from gossamer.weights._tbe_vector import TILE, join_tile, load_eight, split_tile, store_eight
+from gossamer.weights._tbe_vector import TILE, copy_bytes, join_tile, load_eight, split_tile, store_eight
 
 SMALL_TILES = 64
 CODED_STEP, FULL_STEP = 16, 8
@@ -56,7 +56,6 @@ def encode(bits, base, plane1, plane2, plane3, coded, full, offsets, warps):
     two ``offsets``. Outside the matrix the tiles hold code 1 with sign and mantissa 0.
     """
     rows, width = bits.shape
-    flat = bits.reshape(-1)
     across = (width + TILE - 1) // TILE
     tiles = (rows + TILE - 1) // TILE * across
     scratch = np.empty(TILE * TILE, np.uint16)
@@ -67,9 +66,9 @@ def encode(bits, base, plane1, plane2, plane3, coded, full, offsets, warps):
         height, across_here = min(TILE, rows - row), min(TILE, width - column)
         if height < TILE or across_here < TILE:
             scratch[:] = np.uint16((base + 1) << 7)
+        source = address(bits) + 2 * (row * width + column)
         for y in range(height):
-            for x in range(across_here):
-                scratch[y * TILE + x] = flat[(row + y) * width + column + x]
+            copy_bytes(address(scratch) + 2 * TILE * y, source + 2 * width * y, 2 * across_here)
         ends = _encode_tile(scratch, tile, base, plane1, plane2, plane3, coded, full, offsets, warps)
         in_coded, in_full = _padded(ends[0], CODED_STEP), _padded(ends[1], FULL_STEP)
         coded[ends[0] : in_coded] = 0
@@ -172,15 +171,14 @@ def _decode_tile(tile, plane1, plane2, plane3, coded, full, offsets, base, out):
 def decode(plane1, plane2, plane3, coded, full, offsets, base, out):
     """Write the bf16 patterns into ``out``, uint16 ``(rows, width)``."""
     rows, width = out.shape
-    flat = out.reshape(-1)
     across = (width + TILE - 1) // TILE
     scratch = np.empty(TILE * TILE, np.uint16)
     for tile in range(plane1.size // SMALL_TILES):
         row, column = tile // across * TILE, tile % across * TILE
         _decode_tile(tile, plane1, plane2, plane3, coded, full, offsets, base, scratch)
+        target = address(out) + 2 * (row * width + column)
         for y in range(min(TILE, rows - row)):
-            for x in range(min(TILE, width - column)):
-                flat[(row + y) * width + column + x] = scratch[y * TILE + x]
+            copy_bytes(target + 2 * width * y, address(scratch) + 2 * TILE * y, 2 * min(TILE, width - column))
 
 
 @kernel

@@ -12,6 +12,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from gossamer.core.jit import BYTE, HALF, LONG, Code, load_from, splat
@@ -93,6 +94,18 @@ def store_eight(typing: Any, place: Any, word: Any) -> tuple[Any, Code]:
         return context.get_dummy_value()
 
     return types.void(_PLACE, types.uint64), code
+
+
+@intrinsic
+def copy_bytes(typing: Any, target: Any, source: Any, size: Any) -> tuple[Any, Code]:
+    """Copy ``size`` bytes between two addresses."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Value:
+        target, source = (builder.inttoptr(place, BYTE.as_pointer()) for place in arguments[:2])
+        cgutils.raw_memcpy(builder, target, source, arguments[2], LONG(1))
+        return context.get_dummy_value()
+
+    return types.void(_PLACE, _PLACE, types.int64), code
 
 
 def _joined(builder: Any, rows: list[Value]) -> Value:
