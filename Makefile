@@ -24,8 +24,8 @@ help:
 
 demo: $(VENV)/.demo
 	@rm -rf $(DEMO) && mkdir -p $(DEMO)
-	$(BIN)/gossamer compress smollm2-135m --sparsity 0.5 --score wanda --format auto --out $(DEMO)/smollm2-135m
-	$(BIN)/gossamer evaluate $(DEMO)/smollm2-135m --report $(DEMO)/report.html
+	$(BIN)/gossamer compress smollm2-135m --sparsity 0.5 --score wanda --format auto --samples 8 --out $(DEMO)/smollm2-135m
+	$(BIN)/gossamer evaluate $(DEMO)/smollm2-135m --windows 4 --tokens 32 --report $(DEMO)/report.html
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest $(ARGS)

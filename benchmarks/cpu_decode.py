@@ -11,13 +11,14 @@ from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from gossamer.compress import Decoder, dense_weight, iter_blocks, linears, load_dense
+from gossamer.compress._pages import gather_weights
 from gossamer.core.measure import Bench, Row, claim, geometric_mean
-from gossamer.weights import BitmapWeight, CompressedLinear, DenseWeight, WeightFormat
+from gossamer.weights import BitmapWeight, CompressedLinear, WeightFormat
 
 PROMPT = "The bitmap of a sparse matrix says for every entry whether it is"
 TOKENS = 64
 GENERATED = 32
-SOURCES = ["compress/_decode*.py", "weights/_bitmap*.py", "weights/_dense*.py", "core/jit.py"]
+SOURCES = ["compress/_decode*.py", "compress/_pages.py", "weights/_bitmap*.py", "weights/_dense*.py", "core/jit.py"]
 
 
 @claim(
@@ -78,11 +79,10 @@ def decode_transformers(bench: Bench) -> Iterator[Row]:
 def compare_loops(
     bench: Bench, case: str, dense: PreTrainedModel, prompt: Tensor, chunk: int, threads: int = 1, counted: bool = False
 ) -> Row:
-    """One row: the bitmap model against every dense variant; the peers' dense blocks as favourable as ours."""
+    """One row: the bitmap model against every dense variant, all of them in large pages."""
     half = Decoder(with_blocks(dense, half_bitmap), TOKENS, threads)
     decoders = {
         "our dense bf16": Decoder(dense, TOKENS, threads),
-        "our dense bf16, large pages": Decoder(with_blocks(dense, DenseWeight.from_dense), TOKENS, threads),
         "torch bf16": Decoder(dense, TOKENS, threads, dense="torch-bf16"),
         "torch fp32": Decoder(dense, TOKENS, threads, dense="torch-fp32"),
     }
@@ -132,6 +132,7 @@ def generate_by_transformers(model: PreTrainedModel, prompt: Tensor) -> None:
 def smollm2() -> tuple[PreTrainedModel, Tensor]:
     """The dense model in bfloat16, and the prompt's tokens."""
     dense = load_dense("smollm2-135m", dtype=torch.bfloat16)
+    gather_weights(dense.model)
     return dense.model, torch.tensor(dense.tokenizer(PROMPT)["input_ids"])
 
 
@@ -150,7 +151,9 @@ def random_llama() -> PreTrainedModel:
         dtype=torch.bfloat16,
     )
     torch.manual_seed(0)
-    return LlamaForCausalLM(config).to(torch.bfloat16).eval()
+    model = LlamaForCausalLM(config).to(torch.bfloat16).eval()
+    gather_weights(model)
+    return model
 
 
 def with_blocks(model: PreTrainedModel, encode: Callable[[Tensor], WeightFormat]) -> PreTrainedModel:

@@ -81,6 +81,16 @@ def test_row_shares_cover_all_rows_in_order(work, parts):
     assert np.all(np.diff(shares) >= 0)
 
 
+def test_starting_kernel_threads_leaves_torch_alone():
+    code = (
+        "import torch; torch.set_num_threads(1)\n"
+        "from gossamer.weights import BitmapWeight; BitmapWeight.from_dense(torch.eye(3))\n"
+        "torch.nn.functional.linear(torch.eye(3), torch.eye(3)); print(torch.get_num_threads())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "1", done.stderr
+
+
 def test_aligned_bytes_are_aligned_and_zero():
     for size in (1, 63, 8192):
         block = aligned_bytes(size, 64)

@@ -4,52 +4,74 @@ import re
 
 import numpy as np
 import pytest
-from llvmlite import binding
+from llvmlite import binding, ir
 from numba import njit, types
 
 from gossamer.core.hardware import cpu_features
-from gossamer.core.jit import OPTIONS
-from gossamer.weights._bitmap_avx512 import _one_run
-from gossamer.weights._bitmap_expand import FEATURES as AVX2
-from gossamer.weights._bitmap_expand import shuffle_table
+from gossamer.core.jit import HALF, LONG, OPTIONS
+from gossamer.weights import _bitmap_avx512 as avx512
+from gossamer.weights import _bitmap_expand as avx2
 from gossamer.weights._bitmap_matvec import _two_runs
 
 MATRIX = [types.uint64, types.uint16, types.int64, types.float32, types.float32]
-TABLE = types.Array(types.uint8, 1, "C")
 
 
-def assembly(kernel, cpu, value_type, *more):
-    """What LLVM makes of the loops of ``kernel`` on an x86 processor called ``cpu``."""
-    arrays = [types.Array(value_type if kind is types.uint16 else kind, 1, "C") for kind in MATRIX]
-    arguments = (*arrays, *more, types.int64, types.int64)
-    fresh = njit(kernel.py_func, **{**OPTIONS, "cache": False})
-    fresh.compile(arguments)
-    text = fresh.inspect_llvm(arguments)
+def spread_on(cpu, dtype):
+    """Assembly for an x86 processor called ``cpu`` of a function that spreads sixteen packed values."""
+    module = ir.Module()
+    module.triple = "x86_64-unknown-linux-gnu"
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [LONG, HALF, LONG]), "spread")
+    builder = ir.IRBuilder(function.append_basic_block())
+    place, marks, target = function.args
+    mask = builder.bitcast(marks, ir.VectorType(ir.IntType(1), 16))
+    weights = avx512._expand16(builder, dtype, place, mask)
+    builder.store(weights, builder.inttoptr(target, weights.type.as_pointer()))
+    builder.ret_void()
     binding.initialize_all_targets()
     binding.initialize_all_asmprinters()
-    target = binding.Target.from_triple("x86_64-unknown-linux-gnu")
-    module = binding.parse_assembly(re.sub(r'"target-(cpu|features)"="[^"]*"', "", text))
-    module.triple = "x86_64-unknown-linux-gnu"
-    return target.create_target_machine(cpu=cpu, opt=3).emit_assembly(module)
+    machine = binding.Target.from_triple(module.triple).create_target_machine(cpu=cpu, opt=3)
+    return machine.emit_assembly(binding.parse_assembly(str(module)))
 
 
-@pytest.mark.parametrize("cpu", ["icelake-server", "sapphirerapids"])
-def test_avx512_kernel_expands_with_one_instruction(cpu):
-    half = assembly(_one_run, cpu, types.uint16)
-    assert half.count("vpexpandw") >= 4 and "popcnt" in half and "vfmadd" in half
-    assert assembly(_one_run, cpu, types.float32).count("vexpandps") >= 4
+@pytest.mark.parametrize("cpu", ["icelake-server", "sapphirerapids", "znver4"])
+@pytest.mark.parametrize(
+    ("dtype", "instructions"),
+    [
+        (types.uint16, ["vpexpandw", "vpmovzxwd", "vpslld"]),
+        (types.int16, ["vpexpandw", "vcvtph2ps"]),
+        (types.float32, ["vexpandps"]),
+    ],
+)
+def test_avx512_decoding_is_one_expanding_load(cpu, dtype, instructions):
+    text = spread_on(cpu, dtype)
+    for instruction in instructions:
+        assert text.count(instruction) == 1, text
+    assert "\tj" not in text  # no branches
 
 
-@pytest.mark.skipif(not cpu_features() >= AVX2, reason="the kernel's instructions exist on AVX2 processors only")
+def loops(kernel, *more):
+    """What numba makes of ``kernel`` for this processor, without the wrapper that unpacks Python arguments."""
+    arguments = (*[types.Array(kind, 1, "C") for kind in MATRIX], *more, types.int64, types.int64)
+    fresh = njit(kernel.py_func, **{**OPTIONS, "cache": False})
+    fresh.compile(arguments)
+    return fresh.inspect_asm(arguments).split(".Lfunc_end0")[0]
+
+
+@pytest.mark.skipif(not cpu_features() >= avx2.FEATURES, reason="its instructions exist on AVX2 processors only")
 def test_avx2_kernel_shuffles_and_keeps_its_registers():
-    text = assembly(_two_runs, "znver3", types.uint16, TABLE)
-    assert text.count("vpshufb") >= 8 and "pdep" in text and "vfmadd" in text
+    text = loops(_two_runs, types.Array(types.uint8, 1, "C"))
+    assert text.count("vpshufb") >= 8 and "popcnt" in text and "vfmadd" in text
     assert not re.search(r"vmov[a-z]+\s+%ymm\d+, -?\d*\(%rsp\)", text)
+
+
+@pytest.mark.skipif(not cpu_features() >= avx512.FEATURES, reason="its instructions exist on AVX-512 processors only")
+def test_avx512_kernel_expands_with_one_instruction():
+    assert loops(avx512._one_run).count("vpexpandw") >= 4
 
 
 def test_shuffle_tables_follow_their_definition():
     packed = np.arange(100, 108, dtype=np.uint16)
-    table = shuffle_table("uint16").reshape(256, 8, 4)
+    table = avx2.shuffle_table("uint16").reshape(256, 8, 4)
     for byte in (0, 1, 0b10110001, 255):
         spread = np.zeros(8, np.uint32)
         source = packed.view(np.uint8)

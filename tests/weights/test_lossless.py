@@ -110,9 +110,7 @@ def test_views_are_compressed_like_copies(layout):
     assert_bits_equal(LosslessWeight.from_dense(weight, layout).to_dense(), weight.contiguous())
 
 
-@pytest.mark.parametrize(
-    ("threads", "features", "counts"), [(1, None, (7, 8)), (1, PORTABLE, (2,)), (2, None, (2,)), (2, PORTABLE, ())]
-)
+@pytest.mark.parametrize(("threads", "features", "counts"), [(1, None, (7, 8)), (1, PORTABLE, (2,)), (2, None, (1,))])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_products_stay_within_rounding_of_exact_ones(shape, layout, threads, features, counts):

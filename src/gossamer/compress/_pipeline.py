@@ -119,7 +119,7 @@ def _compress_block(
 
 
 def choose_format(weight: Tensor, settings: Settings) -> WeightFormat:
-    """``weight`` in the format that ``settings`` names; for "auto" the fastest one measured on this machine."""
+    """``weight`` in the format that ``settings`` names; for "auto" the smallest that was not measured slower than dense."""
     if settings.format == "dense":
         return DenseWeight.from_dense(weight)
     if settings.format == "lossless":
@@ -130,11 +130,10 @@ def choose_format(weight: Tensor, settings: Settings) -> WeightFormat:
     candidates: list[WeightFormat] = [bitmap] if settings.prunes else []
     if weight.dtype == torch.bfloat16:
         candidates.append(LosslessWeight.from_dense(weight))
-    smaller = [candidate for candidate in candidates if candidate.nbytes < candidate.dense_nbytes]
-    fastest = max(smaller, key=speed_over_dense, default=None)
-    if fastest is None or speed_over_dense(fastest) < STEP_ASIDE_BELOW:
-        return DenseWeight.from_dense(weight)
-    return fastest
+    for candidate in sorted(candidates, key=lambda candidate: candidate.nbytes):
+        if candidate.nbytes < candidate.dense_nbytes and speed_over_dense(candidate) >= STEP_ASIDE_BELOW:
+            return candidate
+    return DenseWeight.from_dense(weight)
 
 
 def _report(name: str, weight: WeightFormat, density: float, error: float) -> dict[str, Any]:

@@ -14,10 +14,11 @@ DTYPES = ("bfloat16", "float16", "float32")
 class Settings:
     """What to do with every linear layer inside the model's blocks.
 
-    sparsity: share of weights set to zero in every row, in [0, 1). Ignored where ``pattern`` is given.
+    sparsity: share of weights set to zero in every row (by SparseGPT: in every 128 columns of all rows together), in
+        [0, 1). Ignored where ``pattern`` is given.
     pattern: None, or "N:M": keep N of every M consecutive inputs.
     score: what ranks the weights: "magnitude", "wanda", "ria", or "sparsegpt", which also corrects the kept ones.
-    format: "bitmap", "lossless", "dense", or "auto": per layer whichever was measured fastest on this machine.
+    format: "bitmap", "lossless", "dense", or "auto": per layer the smallest that is not slower than dense here.
     propagate: "sequential" calibrates a block on the outputs of the blocks already compressed, "dense" on the original's.
     samples, seqlen: calibration windows and tokens per window.
     dtype: of the stored weights.

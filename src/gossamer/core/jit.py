@@ -17,7 +17,9 @@ so a kernel may only be reached through a caller that has checked.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from functools import lru_cache, wraps
 from typing import Any
 
 import numpy as np
@@ -32,8 +34,34 @@ OPTIONS = {"nogil": True, "boundscheck": False, "error_model": "numpy", "cache":
 """How every kernel is compiled. It releases the interpreter lock and its machine code is kept on disk."""
 
 kernel = njit(**OPTIONS)
-parallel_kernel = njit(parallel=True, **OPTIONS)
 inlined = njit(forceinline=True, **{**OPTIONS, "cache": False})
+
+
+def parallel_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile ``function`` with its ``prange`` loops spread over numba's threads. It can be called from Python only."""
+    compiled = njit(parallel=True, **OPTIONS)(function)
+
+    @wraps(function)
+    def launch(*arguments: Any) -> Any:
+        start_threads()
+        return compiled(*arguments)
+
+    return launch
+
+
+@lru_cache(maxsize=1)
+def start_threads() -> None:
+    """Start numba's threads, once, without changing how many torch uses.
+
+    numba and torch share one OpenMP library, and numba's start sets that library's number of threads for both.
+    """
+    from numba.np.ufunc.parallel import _launch_threads
+
+    torch = sys.modules.get("torch")
+    before = torch.get_num_threads() if torch else None
+    _launch_threads()
+    if torch:
+        torch.set_num_threads(before)
 
 
 class FloatsType(types.Type):

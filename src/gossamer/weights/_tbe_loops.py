@@ -15,6 +15,7 @@ from numba import prange
 from gossamer.core.jit import (
     add8,
     address,
+    inlined,
     kernel,
     load8,
     lowest_bit,
@@ -128,38 +129,50 @@ def count(plane1, plane2, plane3, offsets, warps):
     offsets[-2], offsets[-1] = in_coded, in_full
 
 
-@kernel
-def _next_bytes(coded, start):
-    """Eight bytes of ``coded`` from ``start`` on as one word, fewer where it ends before."""
-    if start + 8 <= coded.size:
-        return load_eight(address(coded) + start)
-    line = np.uint64(0)
-    for place in range(start, coded.size):
-        line |= np.uint64(coded[place]) << np.uint64(8 * (place - start))
-    return line
+@inlined
+def _line(place, absent):
+    """The bytes of eight weights from an address, of which those in the low bits of ``absent`` have none there.
+
+    Eight bytes are read in any case. The result is a word and the address of the next line.
+    """
+    line = load_eight(place)
+    missing = absent & _BYTE
+    after = place + 8 - popcount(missing)
+    while missing != 0:
+        below = (_ONE << np.uint64(8 * lowest_bit(missing))) - _ONE
+        line = (line & below) | ((line & ~below) << _EIGHT)
+        missing &= missing - _ONE
+    return line, after
+
+
+@inlined
+def _stream(tile, coded, offsets, room):
+    """Where the bytes of a tile begin, with eight more that may be read: in ``coded``, or copied into ``room``."""
+    start, stop = offsets[2 * tile], offsets[2 * tile + 2]
+    if stop + 8 <= coded.size:
+        return address(coded) + start
+    copy_bytes(address(room), address(coded) + start, np.int64(stop - start))
+    return address(room)
 
 
 @kernel
-def _decode_tile(tile, plane1, plane2, plane3, coded, full, offsets, base, out):
-    """Write a tile into ``out`` from ``start`` with rows ``stride`` apart."""
-    in_coded, in_full = np.int64(offsets[2 * tile]), np.int64(offsets[2 * tile + 1])
-    kept = np.empty(8, np.uint64)
+def _decode_tile(tile, plane1, plane2, plane3, coded, full, offsets, base, room, out):
+    """Write a tile into ``out``, its rows one after another. ``room``: uint8 ``(TILE * TILE + 8,)``."""
+    at, in_full = _stream(tile, coded, offsets, room), np.int64(offsets[2 * tile + 1])
     for small in range(SMALL_TILES):
         number = tile * SMALL_TILES + small
         one, two, three = plane1[number], plane2[number], plane3[number]
+        absent = ~(one | two | three)
+        a, at = _line(at, absent)
+        b, at = _line(at, absent >> np.uint64(8))
+        c, at = _line(at, absent >> np.uint64(16))
+        d, at = _line(at, absent >> np.uint64(24))
+        e, at = _line(at, absent >> np.uint64(32))
+        f, at = _line(at, absent >> np.uint64(40))
+        g, at = _line(at, absent >> np.uint64(48))
+        h, at = _line(at, absent >> np.uint64(56))
         y, x = _corner(small)
-        present = one | two | three
-        absent = ~present
-        for row in range(8):
-            line = _next_bytes(coded, in_coded)
-            missing = absent >> np.uint64(8 * row) & _BYTE
-            while missing != 0:
-                below = (_ONE << np.uint64(8 * lowest_bit(missing))) - _ONE
-                line = (line & below) | ((line & ~below) << _EIGHT)
-                missing &= missing - _ONE
-            kept[row] = line
-            in_coded += popcount(present >> np.uint64(8 * row) & _BYTE)
-        join_tile(one, two, three, base, address(kept), address(out) + 2 * (y * TILE + x))
+        join_tile(one, two, three, base, (a, b, c, d, e, f, g, h), address(out) + 2 * (y * TILE + x))
         while absent != 0:
             place = lowest_bit(absent)
             out[(y + place // 8) * TILE + x + place % 8] = full[in_full]
@@ -172,10 +185,10 @@ def decode(plane1, plane2, plane3, coded, full, offsets, base, out):
     """Write the bf16 patterns into ``out``, uint16 ``(rows, width)``."""
     rows, width = out.shape
     across = (width + TILE - 1) // TILE
-    scratch = np.empty(TILE * TILE, np.uint16)
+    scratch, room = np.empty(TILE * TILE, np.uint16), np.empty(TILE * TILE + 8, np.uint8)
     for tile in range(plane1.size // SMALL_TILES):
         row, column = tile // across * TILE, tile % across * TILE
-        _decode_tile(tile, plane1, plane2, plane3, coded, full, offsets, base, scratch)
+        _decode_tile(tile, plane1, plane2, plane3, coded, full, offsets, base, room, scratch)
         target = address(out) + 2 * (row * width + column)
         for y in range(min(TILE, rows - row)):
             copy_bytes(target + 2 * width * y, address(scratch) + 2 * TILE * y, 2 * min(TILE, width - column))
@@ -193,14 +206,14 @@ def _whole_tiles(x):
 def _panels(first, last, plane1, plane2, plane3, coded, full, offsets, base, x, out):
     """Panels of 64 rows of the product, with ``x`` padded to whole tiles: decode a tile, then multiply with it."""
     across = x.shape[1] // TILE
-    scratch = np.empty(TILE * TILE, np.uint16)
+    scratch, room = np.empty(TILE * TILE, np.uint16), np.empty(TILE * TILE + 8, np.uint8)
     for panel in range(first, last):
         top = panel * TILE
         height = min(TILE, out.shape[1] - top)
         out[:, top : top + height] = 0
         for place in range(across):
             tile = panel * across + place
-            _decode_tile(tile, plane1, plane2, plane3, coded, full, offsets, base, scratch)
+            _decode_tile(tile, plane1, plane2, plane3, coded, full, offsets, base, room, scratch)
             for number in range(x.shape[0]):
                 vector = address(x) + 4 * (number * x.shape[1] + place * TILE)
                 for y in range(height):

@@ -58,7 +58,10 @@ def split_tile(typing: Any, bits: Any, base: Any, kept: Any) -> tuple[Any, Code]
 
 @intrinsic
 def join_tile(typing: Any, one: Any, two: Any, three: Any, base: Any, kept: Any, bits: Any) -> tuple[Any, Code]:
-    """Put an 8x8 tile together again as if all its weights had codes: the inverse of :func:`split_tile`."""
+    """Put an 8x8 tile together again as if all its weights had codes: the inverse of :func:`split_tile`.
+
+    ``kept`` is a tuple of eight uint64 here: as words in memory they could not be read as vectors at once.
+    """
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Value:
         *planes, base, kept, bits = arguments
@@ -66,7 +69,10 @@ def join_tile(typing: Any, one: Any, two: Any, three: Any, base: Any, kept: Any,
         for plane, weight in zip(planes, (1, 2, 4), strict=True):
             here = builder.sext(builder.bitcast(plane, _BITS), _BYTES)
             exponent = builder.add(exponent, builder.and_(here, splat(_BYTES, weight)))
-        byte = load(builder, kept, _BYTES)
+        lines = ir.Constant(ir.VectorType(LONG, SMALL), ir.Undefined)
+        for row, line in enumerate(cgutils.unpack_tuple(builder, kept)):
+            lines = builder.insert_element(lines, line, LONG(row))
+        byte = builder.bitcast(lines, _BYTES)
         sign, mantissa = builder.and_(byte, splat(_BYTES, 0x80)), builder.and_(byte, splat(_BYTES, 0x7F))
         high = builder.or_(sign, builder.lshr(exponent, splat(_BYTES, 1)))
         low = builder.or_(mantissa, builder.shl(exponent, splat(_BYTES, 7)))
@@ -76,7 +82,8 @@ def join_tile(typing: Any, one: Any, two: Any, three: Any, base: Any, kept: Any,
             store(builder, bits, words, _BETWEEN_ROWS * row)
         return context.get_dummy_value()
 
-    return types.void(*(types.uint64,) * 3, types.int64, _PLACE, _PLACE), code
+    words = types.UniTuple(types.uint64, SMALL)
+    return types.void(*(types.uint64,) * 3, types.int64, words, _PLACE), code
 
 
 @intrinsic
