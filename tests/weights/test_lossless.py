@@ -179,6 +179,11 @@ def test_only_bf16_is_accepted():
         LosslessWeight.from_dense(gaussian((0, 2)))
 
 
+def test_less_than_one_thread_is_refused():
+    with pytest.raises(ValueError, match="threads must be at least 1, got 0"):
+        LosslessWeight.from_dense(gaussian((64, 64))).bind(0)
+
+
 def test_decoding_into_a_wrong_matrix_is_refused():
     with pytest.raises(ValueError, match="out must be contiguous bfloat16"):
         LosslessWeight.from_dense(gaussian((4, 64))).to_dense(torch.empty(64, 4, dtype=torch.bfloat16))

@@ -24,6 +24,7 @@ from transformers.quantizers import HfQuantizer, register_quantization_config, r
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from gossamer.compress._models import DenseModel, load_dense
+from gossamer.compress._pages import gather_weights
 from gossamer.core.files import save_arrays, verify, write_json
 from gossamer.weights import CompressedLinear, DenseWeight, WeightFormat
 from gossamer.weights import describe as describe_weight
@@ -136,6 +137,7 @@ def load(path: str | os.PathLike[str], check: bool = True) -> CompressedModel:
     if check:
         verify(path / WEIGHTS_FILE)
     model = AutoModelForCausalLM.from_pretrained(path, dtype="auto", local_files_only=True).eval()
+    gather_weights(model)
     tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     return CompressedModel(model, tokenizer, about, path)
 

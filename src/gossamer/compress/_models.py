@@ -26,6 +26,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils import logging as transformers_logging
 
 from gossamer.compress._blocks import iter_blocks, linears
+from gossamer.compress._pages import gather_weights
 from gossamer.core.assets import find_model, model_weight_files
 from gossamer.core.hardware import cache_dir
 
@@ -71,6 +72,7 @@ def load_dense(name_or_path: str | os.PathLike[str], dtype: torch.dtype = torch.
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True).eval()
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     _check_plain(model, source)
+    gather_weights(model)
     return DenseModel(model, tokenizer, os.fspath(name_or_path), folder)
 
 

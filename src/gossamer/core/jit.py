@@ -145,6 +145,14 @@ def address(typing: Any, array: Any) -> tuple[Any, Code]:
 
 
 @intrinsic
+def item_bytes(typing: Any, array: Any) -> tuple[Any, Code]:
+    """Bytes of one entry of an array, int64; a constant of the machine code, unlike the array's ``itemsize``."""
+    return types.int64(array), lambda context, builder, signature, arguments: LONG(
+        signature.args[0].dtype.bitwidth // 8
+    )
+
+
+@intrinsic
 def load_half_word(typing: Any, place: Any) -> tuple[Any, Code]:
     """The 32 bits at an address, as int64."""
     return types.int64(types.int64), lambda context, builder, signature, arguments: builder.zext(

@@ -81,7 +81,8 @@ def _remembered(weight: WeightFormat, question: str, answer: Callable[[], float]
 
 def _shape_class(weight: WeightFormat) -> str:
     """Matrices of one format whose speed relative to dense is alike: size to a factor of 1.4, density to a tenth."""
-    kind = "-".join([weight.name, *map(str, weight.meta().values()), str(weight.dtype).removeprefix("torch.")])
+    layout = [value for value in weight.meta().values() if isinstance(value, str)]
+    kind = "-".join([weight.name, *layout, str(weight.dtype).removeprefix("torch.")])
     rows, columns = (round(2 * np.log2(size)) for size in weight.shape)
     return f"{kind} {rows}x{columns} density {round(10 * weight.nbytes / weight.dense_nbytes)}"
 

@@ -23,6 +23,7 @@ from gossamer.core.jit import (
     address,
     call_llvm,
     inlined,
+    item_bytes,
     kernel,
     load_from,
     load_word,
@@ -95,7 +96,7 @@ def _one_run(bitmap: Any, values: Any, offsets: Any, x: Any, out: Any, first: in
     words = len(x) // 64
     marks, data, x0 = address(bitmap), address(values), address(x)
     for row in range(first, last):
-        place = data + values.itemsize * offsets[row]
+        place = data + item_bytes(values) * offsets[row]
         even, odd = _zeros16(), _zeros16()
         for word in range(words):
             prefetch(place + _AHEAD)

@@ -15,6 +15,7 @@ from gossamer.core.jit import (
     address,
     call_llvm,
     inlined,
+    item_bytes,
     kernel,
     load_from,
     load_half_word,
@@ -60,7 +61,7 @@ def _spread8(typing: Any, values: Any, place: Any, control: Any, target: Any) ->
 @inlined
 def _spread_four(values: Any, place: int, table: int, marks: int, target: int) -> int:
     """Write 32 entries; the place of the values that follow."""
-    size = values.itemsize
+    size = item_bytes(values)
     offsets = table_offsets(marks)
     first, second = offsets & 0xFFFF, (offsets >> 16) & 0xFFFF
     third, fourth = (offsets >> 32) & 0xFFFF, (offsets >> 48) & 0xFFFF
@@ -77,14 +78,14 @@ def _spread_row(values: Any, place: int, table: int, marks: int, columns: int, t
     """Write as many whole groups of 32 entries of a row as there are."""
     for group in range(columns // 32):
         marked = load_half_word(marks + 4 * group)
-        place = _spread_four(values, place, table, marked, target + 32 * values.itemsize * group)
+        place = _spread_four(values, place, table, marked, target + 32 * item_bytes(values) * group)
 
 
 @parallel_kernel
 def _expand(bitmap: Any, values: Any, offsets: Any, dense: Any, table: Any) -> None:
     rows, columns = dense.shape
     words = (columns + 63) // 64
-    size = values.itemsize
+    size = item_bytes(values)
     rest = columns // 32 * 32
     for row in prange(rows):
         place = address(values) + size * offsets[row]

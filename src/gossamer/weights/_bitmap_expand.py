@@ -29,11 +29,11 @@ from gossamer.core.jit import (
     aligned_bytes,
     call_llvm,
     inlined,
+    item_bytes,
     load_from,
     multiply_add8,
     popcount,
     popcount_low,
-    splat,
 )
 
 FEATURES = frozenset({"avx2", "fma", "f16c", "popcnt", "bmi2"})
@@ -111,7 +111,8 @@ def expand_lanes(builder: Any, place: ir.Value, control: ir.Value) -> ir.Value:
     packed = load_from(builder, place, FLOATS, 4)
     lanes = load_from(builder, control, _INTS, 32)
     spread = call_llvm(builder, "llvm.x86.avx2.permps", FLOATS, [packed, lanes])
-    return builder.select(builder.icmp_signed("<", lanes, splat(_INTS, 0)), spread, ir.Constant(FLOATS, None))
+    kept = builder.bitcast(lanes, FLOATS)  # the top bit of a lane chooses
+    return call_llvm(builder, "llvm.x86.avx.blendv.ps.256", FLOATS, [ir.Constant(FLOATS, None), spread, kept])
 
 
 @inlined
@@ -120,7 +121,7 @@ def expand_four(values: Any, place: int, table: int, marks: int) -> tuple[Any, A
 
     values: the array whose number type counts. place: address of the bytes' first value. table: address of the shuffles.
     """
-    size = values.itemsize
+    size = item_bytes(values)
     offsets = table_offsets(marks)
     first, second = offsets & 0xFFFF, (offsets >> 16) & 0xFFFF
     third, fourth = (offsets >> 32) & 0xFFFF, (offsets >> 48) & 0xFFFF

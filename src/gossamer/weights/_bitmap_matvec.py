@@ -16,6 +16,7 @@ from gossamer.core.jit import (
     address,
     entry,
     inlined,
+    item_bytes,
     kernel,
     load8,
     load_half_word,
@@ -49,7 +50,7 @@ def _load_four(x: int) -> tuple[Any, Any, Any, Any]:
 @kernel
 def _two_runs(bitmap: Any, values: Any, offsets: Any, x: Any, out: Any, table: Any, first: int, last: int) -> None:
     words = len(x) // 64
-    size, row_marks = values.itemsize, 8 * words
+    size, row_marks = item_bytes(values), 8 * words
     marks, data, x0, shuffles = address(bitmap), address(values), address(x), address(table)
     run = (last - first) // 2
     for row in range(first, first + run):
@@ -102,7 +103,7 @@ def _times_four(weights: Any, x: int, stride: int, totals: tuple[Any, Any, Any, 
 def _four_vectors(bitmap: Any, values: Any, offsets: Any, x: Any, out: Any, table: Any, first: int, last: int) -> None:
     """``out[:4, first:last] = x[:4] @ W[first:last].T`` for ``x`` padded to whole words."""
     words = x.shape[1] // 64
-    size, stride = values.itemsize, 256 * words
+    size, stride = item_bytes(values), 256 * words
     marks, data, shuffles, x0 = address(bitmap), address(values), address(table), address(x)
     for row in range(first, last):
         place = data + size * offsets[row]

@@ -15,6 +15,7 @@ from gossamer.core.jit import (
     address,
     entry,
     inlined,
+    item_bytes,
     kernel,
     load8,
     load_word,
@@ -66,7 +67,7 @@ def _eight_rows(values: Any, place: int, table: int, marks: int, half: int, x: i
 
     marks: address of the warp tile's 16 words. place: of its first value. x: of 64 entries. sums: of 64 float32.
     """
-    size = values.itemsize
+    size = item_bytes(values)
     upper_rows, lower_rows = _load_totals(sums), _load_totals(sums + 128)
     for pair in range(8):
         upper, lower = load_word(marks + 16 * pair), load_word(marks + 16 * pair + 8)
@@ -91,7 +92,7 @@ def tiles_matvec(bitmap: Any, values: Any, starts: Any, warp: Any, x: Any, out: 
     wide = (len(x) + 63) // 64
     padded = np.zeros(64 * wide, np.float32)
     padded[: len(x)] = x
-    shuffles, marks, size = address(table), address(bitmap), values.itemsize
+    shuffles, marks, size = address(table), address(bitmap), item_bytes(values)
     for share in prange(len(shares) - 1):
         sums = np.empty((64, 8), np.float32)
         for panel in range(shares[share], shares[share + 1]):

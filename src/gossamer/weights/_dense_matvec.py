@@ -16,6 +16,7 @@ from gossamer.core.jit import (
     address,
     entry,
     inlined,
+    item_bytes,
     kernel,
     load8,
     multiply_add8,
@@ -59,7 +60,7 @@ def _rest(values: Any, x: Any, start: int, column: int) -> Any:
 
 @kernel
 def _four_runs(values: Any, x: Any, out: Any, first: int, last: int) -> None:
-    columns, size = len(x), values.itemsize
+    columns, size = len(x), item_bytes(values)
     row_bytes = columns * size
     run = (last - first) // 4
     wide = columns // 16 * 16

@@ -1,8 +1,8 @@
 """Bit-exact compressed bf16 weights.
 
 Nothing is rounded or dropped: every one of the 65,536 bf16 bit patterns comes back as it was, so that a model's
-answers do not change. What shrinks is the exponent, whose eight bits carry less than three in trained weights (Fan
-et al., "ZipServ", ASPLOS 2026). Two layouts:
+answers do not change. What shrinks is the exponent, whose eight bits carry less than three in trained weights
+("ZipServ", ASPLOS 2026). Two layouts:
 
 * ``nib12``, 12.0 bits a weight: made for products on a CPU, which take as many bytes less from memory;
 * ``tbe``, 11.3 bits a weight on trained weights: the published layout, smaller, slower to multiply with on a CPU.
@@ -122,8 +122,8 @@ class LosslessWeight(WeightFormat):
         return cls(shape, stored)
 
     def bind(self, threads: int = 1, features: frozenset[str] | None = None) -> Matvec:
-        """``f(x, out)`` for ``out = W @ x``; ``features`` restricts the processor features that may be used."""
-        product = self.stored.product(1, threads, cpu_features() if features is None else features)
+        """``f(x, out)`` for ``out = W @ x``; ``features`` masks the processor's, for tests."""
+        product = self._product(1, threads, features)
 
         def matvec(x: np.ndarray, out: np.ndarray) -> None:
             product(x.reshape(1, -1), out.reshape(1, -1))
@@ -137,9 +137,13 @@ class LosslessWeight(WeightFormat):
 
         One pass over the weights takes 8, 4, 2 or 1 rows of ``x``: code is compiled for these only.
         """
-        allowed = cpu_features() if features is None else features
         start = 0
         while start < len(x):
             count = next(batch for batch in _BATCHES if batch <= len(x) - start)
-            self.stored.product(count, threads, allowed)(x[start : start + count], out[start : start + count])
+            self._product(count, threads, features)(x[start : start + count], out[start : start + count])
             start += count
+
+    def _product(self, count: int, threads: int, features: frozenset[str] | None) -> Matvec:
+        if threads < 1:
+            raise ValueError(f"threads must be at least 1, got {threads}")
+        return self.stored.product(count, threads, cpu_features() if features is None else features)

@@ -20,8 +20,8 @@ def as_array(arrays: Mapping[str, Tensor], name: str, dtype: type[np.generic], s
     """The same memory as a NumPy array of ``dtype``, after checks.
 
     Raises:
-        ValueError: the array is missing, not one-dimensional and contiguous, of another integer type, or not of
-            ``size`` entries.
+        ValueError: the array is missing, not on the CPU, not one-dimensional and contiguous, of another integer
+            type, or not of ``size`` entries.
     """
     if name not in arrays:
         raise ValueError(f"array {name!r} is missing; there are {', '.join(sorted(arrays)) or 'none'}")
@@ -29,6 +29,8 @@ def as_array(arrays: Mapping[str, Tensor], name: str, dtype: type[np.generic], s
     stored = np.dtype(_SIGNED.get(wanted, wanted))
     if str(tensor.dtype) != f"torch.{stored.name}":
         raise ValueError(f"array {name!r} must be {stored.name}, got {str(tensor.dtype).removeprefix('torch.')}")
+    if tensor.device.type != "cpu":
+        raise ValueError(f"array {name!r} must be on the CPU, got {tensor.device}; move it with .cpu()")
     if tensor.ndim != 1 or not tensor.is_contiguous():
         raise ValueError(f"array {name!r} must be one-dimensional and contiguous, got shape {tuple(tensor.shape)}")
     if size is not None and tensor.numel() != size:

@@ -1,7 +1,7 @@
 """Which exponents a bf16 matrix uses, and the window of them that covers most of its entries.
 
 The exponents of trained weights are few: for weights drawn from N(0, sigma^2) their law has one peak and falls off
-geometrically below it, so a short run of consecutive exponents covers nearly every entry (Fan et al., ASPLOS 2026).
+geometrically below it, so a short run of consecutive exponents covers nearly every entry ("ZipServ", ASPLOS 2026).
 """
 
 from __future__ import annotations

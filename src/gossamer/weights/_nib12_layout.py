@@ -33,6 +33,8 @@ from gossamer.weights._lossless_bits import best_window, exponent_counts
 from gossamer.weights._nib12_loops import decode, encode, multiply, row_at_fault, threaded
 from gossamer.weights._nib12_vector import BLOCK, BLOCK_HALF, CODES, Selected, Shuffled
 
+_MOST_ESCAPES = 2**31 - 1
+
 
 @dataclass(frozen=True, eq=False)
 class Nib12:
@@ -55,7 +57,8 @@ class Nib12:
         counts = exponent_counts(bits.reshape(-1))
         base = best_window(counts, CODES, first=1) - 1
         escapes = bits.size - int(counts[0] + counts[base + 1 : base + 1 + CODES].sum())
-        if rows * blocks * (BLOCK + BLOCK_HALF) + 4 * (rows + 1) + 6 * escapes >= bits.nbytes:
+        size = rows * blocks * (BLOCK + BLOCK_HALF) + 4 * (rows + 1) + 6 * escapes
+        if size >= bits.nbytes or escapes > _MOST_ESCAPES:
             return None
         stored = cls(
             (rows, bits.shape[1]),

@@ -1,6 +1,6 @@
 """The ``tbe`` layout: about 11.3 bits a weight, in the order in which tensor cores take them.
 
-Tensor-core-aware triple bitmap encoding (Fan et al., "ZipServ", ASPLOS 2026): seven consecutive exponents cover
+Tensor-core-aware triple bitmap encoding ("ZipServ", ASPLOS 2026): seven consecutive exponents cover
 nearly all weights of a trained matrix. A weight whose exponent is ``base + code`` with code 1..7 is stored as three
 bits in three bitmaps and one byte of sign and mantissa; code 0 means that the weight is stored whole. Ours are the
 choice of the window (the one that covers most weights; the published code takes the first whose seven exponents all
@@ -10,16 +10,16 @@ The matrix is cut into tiles of 64x64, by rows of tiles. A tile is four warp til
 of these four 16x16 from left to right, each of these four 8x8 by columns. In an 8x8 tile, bit ``8 * row + column``
 of a bitmap belongs to a weight. Arrays:
 
-=============================== ====== =================== ====================================================
-``plane1``, ``plane2``, ``plane3`` uint64 64 a tile         bits 0, 1 and 2 of the codes, one word an 8x8 tile
-``coded``                       uint8  multiple of 16 a tile sign << 7 | mantissa of weights with a code
-``full``                        uint16 multiple of 8 a tile  bf16 patterns of the other weights
-``offsets``                     int32  2 * (tiles + 1)      where each tile begins in ``coded`` and in ``full``
-``warps``                       int32  8 * tiles            where each warp tile begins, from its tile's beginning
-=============================== ====== =================== ====================================================
+============== ====== ==================== ===================================================
+``plane1/2/3`` uint64 64 a tile            bits 0, 1, 2 of the codes, one word an 8x8 tile
+``coded``      uint8  a multiple of 16     sign << 7 | mantissa of the weights with a code
+``full``       uint16 a multiple of 8      bf16 patterns of the other weights
+``offsets``    int32  2 * (tiles + 1)      where each tile begins in ``coded`` and in ``full``
+``warps``      int32  8 * tiles            where each warp tile begins, from its tile's beginning
+============== ====== ==================== ===================================================
 
-Both streams run in the order of the bits and are filled with zeros up to those multiples. Tiles reach beyond the
-matrix; there they hold code 1, sign and mantissa 0.
+Both streams run in the order of the bits; in each tile they are filled with zeros up to those multiples. Tiles reach
+beyond the matrix; there they hold code 1, sign and mantissa 0.
 """
 
 from __future__ import annotations
