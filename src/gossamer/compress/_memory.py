@@ -44,12 +44,14 @@ def _main(path: Path, tokens: int) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from gossamer.compress import Decoder
+    from gossamer.compress._pages import gather_weights
 
     config = AutoConfig.from_pretrained(path, local_files_only=True)
     type(AutoModelForCausalLM._model_mapping[type(config)])
     sizes = {"imported": _resident()}
     with torch.inference_mode():
         model = AutoModelForCausalLM.from_pretrained(path, dtype="auto", local_files_only=True).eval()
+        gather_weights(model)  # as load() does; until then the file is only mapped, and nothing of it resident
         sizes["loaded"] = _resident()
         decoder = Decoder(model, max_length=2 * tokens + 8)
         decoder.prefill([1, 2, 3, 4])

@@ -5,28 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba import prange, types
 from numba.extending import intrinsic
 
 from gossamer.core.jit import (
-    BYTE,
     Code,
     address,
-    call_llvm,
     inlined,
     item_bytes,
     kernel,
-    load_from,
     load_half_word,
     lowest_bit,
     parallel_kernel,
     popcount,
     popcount_low,
 )
-from gossamer.weights._bitmap_expand import FEATURES, expand_lanes, shuffle_table, table_offsets
-
-_BYTES16 = ir.VectorType(BYTE, 16)
+from gossamer.weights._bitmap_expand import FEATURES, shuffle_table, spread_halves, spread_words, table_offsets
 
 
 def decode_rows(
@@ -41,21 +35,18 @@ def decode_rows(
 
 
 @intrinsic
-def _spread8(typing: Any, values: Any, place: Any, control: Any, target: Any) -> tuple[Any, Code]:
+def _spread8(typing: Any, values: Any, place: Any, table: Any, offset: Any, target: Any) -> tuple[Any, Code]:
     """Write eight entries to ``target``: packed values from ``place`` in the marked lanes, zeros elsewhere."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _, place, control, target = arguments
-        if signature.args[0].dtype.bitwidth == 32:
-            spread = expand_lanes(builder, place, control)
-        else:
-            packed, shuffle = load_from(builder, place, _BYTES16), load_from(builder, control, _BYTES16, 16)
-            spread = call_llvm(builder, "llvm.x86.ssse3.pshuf.b.128", _BYTES16, [packed, shuffle])
+        _, place, table, offset, target = arguments
+        spread_entries = spread_words if signature.args[0].dtype.bitwidth == 32 else spread_halves
+        spread = spread_entries(builder, place, table, offset)
         written = builder.store(spread, builder.inttoptr(target, spread.type.as_pointer()))
         written.align = 1
         return context.get_dummy_value()
 
-    return types.void(values, types.int64, types.int64, types.int64), code
+    return types.void(values, types.int64, types.int64, types.int64, types.int64), code
 
 
 @inlined
@@ -66,10 +57,10 @@ def _spread_four(values: Any, place: int, table: int, marks: int, target: int) -
     first, second = offsets & 0xFFFF, (offsets >> 16) & 0xFFFF
     third, fourth = (offsets >> 32) & 0xFFFF, (offsets >> 48) & 0xFFFF
     middle = place + size * popcount_low(offsets)
-    _spread8(values, place, table + first, target)
-    _spread8(values, place + size * popcount(first), table + second, target + 8 * size)
-    _spread8(values, middle, table + third, target + 16 * size)
-    _spread8(values, middle + size * popcount(third), table + fourth, target + 24 * size)
+    _spread8(values, place, table, first, target)
+    _spread8(values, place + size * popcount(first), table, second, target + 8 * size)
+    _spread8(values, middle, table, third, target + 16 * size)
+    _spread8(values, middle + size * popcount(third), table, fourth, target + 24 * size)
     return place + size * popcount(offsets)
 
 

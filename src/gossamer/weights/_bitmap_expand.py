@@ -38,9 +38,9 @@ from gossamer.core.jit import (
 
 FEATURES = frozenset({"avx2", "fma", "f16c", "popcnt", "bmi2"})
 _SLOW_DEPOSIT = ("znver1", "znver2")  # there `pdep` takes a loop inside the processor
+_LOWER_HALF = 32 * 0x0F  # the lower four marks of a byte, in its offset
 _ZERO = 0x80  # a shuffle writes zero where the top bit of the control byte is set
 _BYTES16, _BYTES32 = ir.VectorType(BYTE, 16), ir.VectorType(BYTE, 32)
-_INTS = ir.VectorType(INT, 8)
 
 
 @lru_cache(maxsize=3)
@@ -48,9 +48,9 @@ def shuffle_table(kind: str) -> np.ndarray:
     """Shuffles of all 256 bytes for values kept as ``kind``: "uint16" (bfloat16), "int16" (float16) or "float32"."""
     marks = (np.arange(256)[:, None] >> np.arange(8)) & 1
     rank = np.where(marks, np.cumsum(marks, axis=1) - 1, -1)
-    if kind == "float32":  # lane numbers with the top bit set where the lane is kept
-        lanes = np.where(rank >= 0, rank | np.int64(-(2**31)), 0).astype(np.int32)
-        return _aligned(lanes.view(np.uint8))
+    if kind == "float32":  # each half of the byte shuffles 16 bytes of its own
+        rank = np.where(marks, np.cumsum(marks.reshape(256, 2, 4), axis=2).reshape(256, 8) - 1, -1)
+        return _aligned(np.where(rank[..., None] >= 0, 4 * rank[..., None] + np.arange(4), _ZERO).astype(np.uint8))
     pair = np.where(rank[..., None] >= 0, 2 * rank[..., None] + [0, 1], _ZERO)
     empty = np.full_like(pair, _ZERO)
     if kind == "uint16":
@@ -82,37 +82,50 @@ def table_offsets(typing: Any, marks: Any) -> tuple[Any, Code]:
 
 
 @intrinsic
-def expand8(typing: Any, values: Any, place: Any, control: Any) -> tuple[Any, Code]:
+def expand8(typing: Any, values: Any, place: Any, table: Any, offset: Any) -> tuple[Any, Code]:
     """Eight weights as float32: packed values in the marked lanes, zeros elsewhere.
 
     values: the array whose number type counts. place: address of the packed values; 8 are read in any case.
-    control: address of the byte's entry of :func:`shuffle_table`.
+    table: address of the shuffles. offset: of the byte's shuffle, ``32 * byte``.
     """
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _, place, control = arguments
+        _, place, table, offset = arguments
         dtype = signature.args[0].dtype
         if dtype == types.float32:
-            return expand_lanes(builder, place, control)
-        packed = load_from(builder, place, _BYTES16)
+            return builder.bitcast(spread_words(builder, place, table, offset), FLOATS)
         if dtype == types.int16:
-            shuffle = load_from(builder, control, _BYTES16, 16)
-            spread = call_llvm(builder, "llvm.x86.ssse3.pshuf.b.128", _BYTES16, [packed, shuffle])
+            spread = spread_halves(builder, place, table, offset)
             return builder.fpext(builder.bitcast(spread, ir.VectorType(ir.HalfType(), 8)), FLOATS)
-        twice = builder.shuffle_vector(packed, packed, ir.Constant(ir.VectorType(INT, 32), [*range(16), *range(16)]))
-        shuffle = load_from(builder, control, _BYTES32, 32)
-        return builder.bitcast(call_llvm(builder, "llvm.x86.avx2.pshuf.b", _BYTES32, [twice, shuffle]), FLOATS)
+        packed = load_from(builder, place, _BYTES16)
+        twice = builder.shuffle_vector(packed, packed, _concatenation(32))
+        return builder.bitcast(_shuffle32(builder, twice, table, offset), FLOATS)
 
-    return Floats(values, types.int64, types.int64), code
+    return Floats(values, types.int64, types.int64, types.int64), code
 
 
-def expand_lanes(builder: Any, place: ir.Value, control: ir.Value) -> ir.Value:
-    """Eight 32-bit entries, as float32: the packed ones at ``place`` in the marked lanes, zeros elsewhere."""
-    packed = load_from(builder, place, FLOATS, 4)
-    lanes = load_from(builder, control, _INTS, 32)
-    spread = call_llvm(builder, "llvm.x86.avx2.permps", FLOATS, [packed, lanes])
-    kept = builder.bitcast(lanes, FLOATS)  # the top bit of a lane chooses
-    return call_llvm(builder, "llvm.x86.avx.blendv.ps.256", FLOATS, [ir.Constant(FLOATS, None), spread, kept])
+def spread_halves(builder: Any, place: ir.Value, table: ir.Value, offset: ir.Value) -> ir.Value:
+    """Eight 16-bit entries: the packed ones at ``place`` in the marked lanes, zeros elsewhere."""
+    shuffle = load_from(builder, builder.add(table, offset), _BYTES16, 16)
+    return call_llvm(builder, "llvm.x86.ssse3.pshuf.b.128", _BYTES16, [load_from(builder, place, _BYTES16), shuffle])
+
+
+def spread_words(builder: Any, place: ir.Value, table: ir.Value, offset: ir.Value) -> ir.Value:
+    """Eight 32-bit entries: the packed ones at ``place`` in the marked lanes, zeros elsewhere."""
+    count = builder.ctpop(builder.and_(builder.trunc(offset, INT), INT(_LOWER_HALF)))
+    upper = builder.add(place, builder.shl(builder.zext(count, LONG), LONG(2)))
+    both = [load_from(builder, start, _BYTES16) for start in (place, upper)]
+    return _shuffle32(builder, builder.shuffle_vector(*both, _concatenation(32)), table, offset)
+
+
+def _shuffle32(builder: Any, packed: ir.Value, table: ir.Value, offset: ir.Value) -> ir.Value:
+    """Both halves of ``packed`` shuffled by the two halves of a shuffle."""
+    shuffle = load_from(builder, builder.add(table, offset), _BYTES32, 32)
+    return call_llvm(builder, "llvm.x86.avx2.pshuf.b", _BYTES32, [packed, shuffle])
+
+
+def _concatenation(size: int) -> ir.Constant:
+    return ir.Constant(ir.VectorType(INT, size), list(range(size)))
 
 
 @inlined
@@ -127,10 +140,10 @@ def expand_four(values: Any, place: int, table: int, marks: int) -> tuple[Any, A
     third, fourth = (offsets >> 32) & 0xFFFF, (offsets >> 48) & 0xFFFF
     middle = place + size * popcount_low(offsets)
     return (
-        expand8(values, place, table + first),
-        expand8(values, place + size * popcount(first), table + second),
-        expand8(values, middle, table + third),
-        expand8(values, middle + size * popcount(third), table + fourth),
+        expand8(values, place, table, first),
+        expand8(values, place + size * popcount(first), table, second),
+        expand8(values, middle, table, third),
+        expand8(values, middle + size * popcount(third), table, fourth),
         place + size * popcount(offsets),
     )
 

@@ -53,16 +53,18 @@ def _two_runs(bitmap: Any, values: Any, offsets: Any, x: Any, out: Any, table: A
     size, row_marks = item_bytes(values), 8 * words
     marks, data, x0, shuffles = address(bitmap), address(values), address(x), address(table)
     run = (last - first) // 2
+    gap = row_marks * run
     for row in range(first, first + run):
         a, b = data + size * offsets[row], data + size * offsets[row + run]
-        a_marks, b_marks = marks + row_marks * row, marks + row_marks * (row + run)
         a0, a1, b0, b1 = zeros8(), zeros8(), zeros8(), zeros8()
-        for step in range(2 * words):
+        near, x_near = marks + row_marks * row, x0
+        for _ in range(2 * words):
             prefetch(a + _AHEAD)
             prefetch(b + _AHEAD)
-            four = _load_four(x0 + 128 * step)
-            a0, a1, a = add_four(values, a, shuffles, load_half_word(a_marks + 4 * step), four, a0, a1)
-            b0, b1, b = add_four(values, b, shuffles, load_half_word(b_marks + 4 * step), four, b0, b1)
+            four = _load_four(x_near)
+            a0, a1, a = add_four(values, a, shuffles, load_half_word(near), four, a0, a1)
+            b0, b1, b = add_four(values, b, shuffles, load_half_word(near + gap), four, b0, b1)
+            near, x_near = near + 4, x_near + 128
         out[row], out[row + run] = sum8(add8(a0, a1)), sum8(add8(b0, b1))
     for row in range(first + 2 * run, last):
         a = data + size * offsets[row]
