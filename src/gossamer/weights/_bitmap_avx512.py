@@ -91,18 +91,38 @@ def _expand16(builder: Any, dtype: Any, place: ir.Value, mask: ir.Value) -> ir.V
     return builder.bitcast(builder.shl(builder.zext(spread, _INTS), splat(_INTS, 16)), _FLOATS)
 
 
+@inlined
+def _ask_for(values: Any, place: int) -> None:
+    """Prefetch what 64 columns half full of values use, ``_AHEAD`` bytes from now."""
+    prefetch(place + _AHEAD)
+    if item_bytes(values) == 4:
+        prefetch(place + _AHEAD + 64)
+
+
 @kernel
-def _one_run(bitmap: Any, values: Any, offsets: Any, x: Any, out: Any, first: int, last: int) -> None:
-    words = len(x) // 64
+def _two_runs(bitmap: Any, values: Any, offsets: Any, x: Any, out: Any, first: int, last: int) -> None:
+    """``out[first:last] = W[first:last] @ x``, two runs of rows side by side; ``x`` padded to whole words."""
+    words, size = len(x) // 64, item_bytes(values)
     marks, data, x0 = address(bitmap), address(values), address(x)
-    for row in range(first, last):
-        place = data + item_bytes(values) * offsets[row]
-        even, odd = _zeros16(), _zeros16()
+    run = (last - first) // 2
+    gap = 8 * words * run
+    for row in range(first, first + run):
+        a, b = data + size * offsets[row], data + size * offsets[row + run]
+        a0, a1, b0, b1 = _zeros16(), _zeros16(), _zeros16(), _zeros16()
         for word in range(words):
-            prefetch(place + _AHEAD)
-            marked = load_word(marks + 8 * (words * row + word))
-            even, odd, place = _add_word(values, place, marked, x0 + 256 * word, even, odd)
-        out[row] = _sum32(even, odd)
+            _ask_for(values, a)
+            _ask_for(values, b)
+            near = marks + 8 * (words * row + word)
+            a0, a1, a = _add_word(values, a, load_word(near), x0 + 256 * word, a0, a1)
+            b0, b1, b = _add_word(values, b, load_word(near + gap), x0 + 256 * word, b0, b1)
+        out[row], out[row + run] = _sum32(a0, a1), _sum32(b0, b1)
+    for row in range(first + 2 * run, last):
+        a = data + size * offsets[row]
+        a0, a1 = _zeros16(), _zeros16()
+        for word in range(words):
+            near = marks + 8 * (words * row + word)
+            a0, a1, a = _add_word(values, a, load_word(near), x0 + 256 * word, a0, a1)
+        out[row] = _sum32(a0, a1)
 
 
 @inlined
@@ -115,7 +135,7 @@ def _padded(x: Any, words: int) -> Any:
 @kernel
 def rows_expanded(bitmap: Any, values: Any, offsets: Any, x: Any, out: Any, table: Any, shares: Any) -> None:
     """``out = W @ x`` with AVX-512 on one thread; ``table`` is not looked at. The arrays are those of the row layout."""
-    _one_run(bitmap, values, offsets, _padded(x, len(bitmap) // len(out)), out, 0, len(out))
+    _two_runs(bitmap, values, offsets, _padded(x, len(bitmap) // len(out)), out, 0, len(out))
 
 
 @parallel_kernel
@@ -123,4 +143,4 @@ def rows_expanded_threaded(bitmap: Any, values: Any, offsets: Any, x: Any, out: 
     """The same, each run of rows between two entries of ``shares`` on a thread of its own."""
     padded = _padded(x, len(bitmap) // len(out))
     for share in prange(len(shares) - 1):
-        _one_run(bitmap, values, offsets, padded, out, shares[share], shares[share + 1])
+        _two_runs(bitmap, values, offsets, padded, out, shares[share], shares[share + 1])
