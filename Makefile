@@ -10,6 +10,9 @@ DEMO := build/demo
 ARGS ?=
 CLAIM ?=
 
+# What make installs belongs to this folder: let Python keep its compiled form, or every start compiles torch again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test lint docs bench clean
 .DEFAULT_GOAL := help
 

@@ -17,6 +17,7 @@ from tiny_models import CONFIGS, tiny_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from gossamer.cli import main
 from gossamer.compress import Settings, Text, compress, compressed_layers, load, read_about, summarise_layers
 from gossamer.weights import CompressedLinear
 
@@ -180,17 +181,24 @@ def test_a_damaged_folder_is_refused(dense_folder: Path, tmp_path: Path) -> None
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(
-    arguments: list[str], message: str, dense_folder: Path, tmp_path: Path
+    arguments: list[str],
+    message: str,
+    dense_folder: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "short.txt").write_text("too short\n\nby far\n")
     known = {"DENSE": str(dense_folder), "SHORT": str(tmp_path / "short.txt")}
-    command = [sys.executable, "-m", "gossamer.cli", "compress", *(known.get(word, word) for word in arguments)]
+    command = ["gossamer", "compress", *(known.get(word, word) for word in arguments)]
     if "--out" not in arguments:
         command += ["--out", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    lines = done.stderr.strip().splitlines()
-    assert done.returncode == 2, done.stderr
-    assert len(lines) == 1, done.stderr
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    lines = capfd.readouterr().err.strip().splitlines()
+    assert stopped.value.code == 2
+    assert len(lines) == 1, lines
     assert message in lines[0]
     assert not list(tmp_path.glob("out*"))
 

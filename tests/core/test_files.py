@@ -33,6 +33,20 @@ def test_any_safetensors_reader_opens_the_file(written: Path) -> None:
     assert torch.equal(load_file(written)["values"], ARRAYS["values"])
 
 
+PLAIN_TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+@given(metadata=st.dictionaries(PLAIN_TEXT.filter(lambda key: key != "gossamer_crc32"), PLAIN_TEXT, min_size=2))
+def test_equal_content_is_equal_bytes_and_any_text_comes_back(tmp_path_factory, metadata: dict[str, str]) -> None:
+    folder = tmp_path_factory.mktemp("equal")
+    save_arrays(folder / "a", ARRAYS, metadata)
+    save_arrays(folder / "b", ARRAYS, dict(reversed(metadata.items())))
+    assert (folder / "a").read_bytes() == (folder / "b").read_bytes()
+    arrays, read = load_arrays(folder / "a")
+    assert read == metadata
+    assert torch.equal(arrays["values"], ARRAYS["values"])
+
+
 @given(place=st.integers(0, 10**6), change=st.integers(1, 255))
 def test_flipping_any_one_byte_is_noticed(written: Path, place: int, change: int) -> None:
     content = bytearray(written.read_bytes())

@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from gossamer.core.report import shown_number
+
 app = typer.Typer(no_args_is_help=True)
 _err = Console(stderr=True)
 
@@ -160,4 +162,4 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
 def _cell(value: str | float | None) -> str:
     if value is None:
         return ""
-    return value if isinstance(value, str) else f"{value:,.4g}"
+    return value if isinstance(value, str) else shown_number(value)

@@ -77,6 +77,7 @@ def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Tensor], meta
             save_file({name: array.contiguous() for name, array in arrays.items()}, temporary, metadata=stamped)
         except SafetensorError as error:  # how the library says that the disk is full
             raise OSError(f"{path} cannot be written: {error}") from error
+        _sort_metadata(temporary)
         place = _checksum_place(temporary)
         checksum = _crc_without_checksum(temporary, place)
         with temporary.open("r+b") as file:
@@ -110,6 +111,17 @@ def verify(path: str | os.PathLike[str]) -> None:
         stored = file.read(len(_BLANK))
     if stored != b"%08x" % _crc_without_checksum(path, place):
         raise ValueError(f"{path} is damaged: its checksum does not match its content; write or copy the file again")
+
+
+def _sort_metadata(path: Path) -> None:
+    """Put the metadata in order: the library writes them in random order, and equal content shall be equal bytes."""
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        file.seek(8)
+        file.write(text.ljust(size))
 
 
 def _checksum_place(path: Path) -> int:

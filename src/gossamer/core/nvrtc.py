@@ -101,10 +101,11 @@ def load_kernel(source: str, name: str, macros: tuple[tuple[str, int | str], ...
         RuntimeError: there is no such GPU, or the source does not compile.
     """
     import torch
-    from cuda.core import Device, ObjectCode
 
     if device >= torch.cuda.device_count():
         raise RuntimeError(f"kernel {name} needs CUDA device {device}; this machine has {torch.cuda.device_count()}")
+    from cuda.core import Device, ObjectCode
+
     major, minor = torch.cuda.get_device_capability(device)
     cubin = compile_cubin(source, f"sm_{major}{minor}", dict(macros))
     with torch.cuda.device(device):

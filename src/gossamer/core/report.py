@@ -146,12 +146,21 @@ def read_report_data(path: str | os.PathLike[str]) -> Any:
     return json.loads(rest.partition("</script>")[0])
 
 
+def shown_number(value: int | float) -> str:
+    """How tables show a number: integers in full, floats with four significant digits but never an exponent.
+
+    >>> shown_number(0.12345), shown_number(10723.7), shown_number(162826560)
+    ('0.1235', '10,724', '162,826,560')
+    """
+    return f"{value:,.4g}" if isinstance(value, float) and abs(value) < 1e4 else f"{value:,.0f}"
+
+
 def _cell(value: Cell) -> str:
     if value is None:
         return "<td></td>"
     if isinstance(value, str):
         return f'<td class="text">{escape(value)}</td>'
-    return f"<td>{value:,.4g}</td>" if isinstance(value, float) and abs(value) < 1e4 else f"<td>{value:,.0f}</td>"
+    return f"<td>{shown_number(value)}</td>"
 
 
 def _embedded(data: Any) -> str:
