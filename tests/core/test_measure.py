@@ -59,7 +59,7 @@ def test_short_calls_are_repeated_to_fill_a_sample():
         calls += 1
 
     Bench(samples=3, sample_seconds=1e-3).seconds(call)
-    assert calls > 3000
+    assert calls > 300  # three samples of a call that takes well under 10 microseconds
 
 
 def test_slow_cases_get_fewer_rounds():
