@@ -110,7 +110,9 @@ def load_kernel(source: str, name: str, macros: tuple[tuple[str, int | str], ...
     cubin = compile_cubin(source, f"sm_{major}{minor}", dict(macros))
     with torch.cuda.device(device):
         Device(device).set_current()
-        return Kernel(name, ObjectCode.from_cubin(cubin, name=name).get_kernel(name))
+        handle = ObjectCode.from_cubin(cubin, name=name).get_kernel(name)
+        _allow_all_shared_memory(handle, device)
+        return Kernel(name, handle)
 
 
 @cache
@@ -136,6 +138,19 @@ def _launch_config(grid: Extent, block: Extent, shared_bytes: int) -> Any:
     from cuda.core import LaunchConfig
 
     return LaunchConfig(grid=grid, block=block, shmem_size=shared_bytes)
+
+
+def _allow_all_shared_memory(handle: Any, device: int) -> None:
+    """Let launches ask for as much dynamic shared memory as the GPU has; 48 KiB is the limit otherwise."""
+    import torch
+    from cuda.bindings import driver
+
+    most = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    static = handle.attributes.shared_size_bytes
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    (status,) = driver.cuKernelSetAttribute(attribute, most - static, handle.handle, driver.CUdevice(device))
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"the GPU refuses {most - static} bytes of shared memory: {status.name}")
 
 
 def _compile(source: bytes, options: list[str]) -> bytes:
