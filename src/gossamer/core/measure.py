@@ -26,6 +26,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
 
+from gossamer.core.cuda_graphs import GraphRacer
+
 Call = Callable[[], object]
 Contender = Call | Sequence[Call]
 Better = Literal["higher", "lower"]
@@ -82,6 +84,7 @@ class Bench:
         self.sample_seconds = sample_seconds
         self.case_seconds = case_seconds
         self._threads = 1
+        self._racer: type[_Racer] | type[GraphRacer] = _Racer
 
     def compare(
         self,
@@ -101,7 +104,7 @@ class Bench:
         named = dict(peer) if isinstance(peer, Mapping) else {"": peer}
         if not named:
             raise ValueError("peer must name at least one contender, got an empty mapping")
-        racers = [_Racer(ours), *(_Racer(contender) for contender in named.values())]
+        racers = [self._racer(ours), *(self._racer(contender) for contender in named.values())]
         rounds = self._interleaved(racers)
         ours_times, *peer_times = zip(*rounds, strict=True)
         medians = {name: statistics.median(times) for name, times in zip(named, peer_times, strict=True)}
@@ -145,7 +148,7 @@ class Bench:
 
     def seconds(self, call: Contender) -> list[float]:
         """Seconds per call of one contender, a sample each, after warm-up: for throughputs without a peer."""
-        return [times[0] for times in self._interleaved([_Racer(call)])]
+        return [times[0] for times in self._interleaved([self._racer(call)])]
 
     @contextmanager
     def threads(self, count: int) -> Iterator[None]:
@@ -160,7 +163,19 @@ class Bench:
         finally:
             self._threads = before
 
-    def _interleaved(self, racers: Sequence[_Racer]) -> list[list[float]]:
+    @contextmanager
+    def cuda_graphs(self) -> Iterator[None]:
+        """Measure a block's contenders by replaying CUDA graphs of them, on the GPU's own clock.
+
+        Their callables launch work on torch's current GPU and must not synchronise.
+        """
+        self._racer = GraphRacer
+        try:
+            yield
+        finally:
+            self._racer = _Racer
+
+    def _interleaved(self, racers: Sequence[_Racer | GraphRacer]) -> list[list[float]]:
         for racer in racers:
             racer.warm_up(self.sample_seconds)
         once = sum(racer.expected for racer in racers)

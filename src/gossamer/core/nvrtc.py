@@ -142,15 +142,16 @@ def _launch_config(grid: Extent, block: Extent, shared_bytes: int) -> Any:
 
 def _allow_all_shared_memory(handle: Any, device: int) -> None:
     """Let launches ask for as much dynamic shared memory as the GPU has; 48 KiB is the limit otherwise."""
-    import torch
     from cuda.bindings import driver
 
-    most = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-    static = handle.attributes.shared_size_bytes
+    limit = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+    status, most = driver.cuDeviceGetAttribute(limit, driver.CUdevice(device))
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    (status,) = driver.cuKernelSetAttribute(attribute, most - static, handle.handle, driver.CUdevice(device))
+    dynamic = most - handle.attributes.shared_size_bytes
+    if status == driver.CUresult.CUDA_SUCCESS:
+        (status,) = driver.cuKernelSetAttribute(attribute, dynamic, handle.handle, driver.CUdevice(device))
     if status != driver.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(f"the GPU refuses {most - static} bytes of shared memory: {status.name}")
+        raise RuntimeError(f"the GPU refuses {dynamic} bytes of shared memory: {status.name}")
 
 
 def _compile(source: bytes, options: list[str]) -> bytes:

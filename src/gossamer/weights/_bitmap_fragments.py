@@ -1,8 +1,9 @@
 """Bitmap weights in the order in which tensor cores take them: small in memory, decoded in registers on a GPU.
 
-The matrix is cut into records of 16 rows x 128 columns, strip by strip. A record is 256 bytes of mask, 128 bytes that say
-where each mask word's values start, and then its stored values, filled up to 16 bytes, in the order in which the lanes of a warp need them for ``mma.m16n8k16`` (the picture is in
-``kernels/bitmap_fragments.cu``). A record is one contiguous copy, whatever its density, and a warp needs no other's.
+The matrix is cut into records of 16 rows x 128 columns, strip by strip. A record is 256 bytes of mask, 128 bytes that
+say where each mask word's values start, and then its stored values, filled up to 16 bytes, in the order in which the
+lanes of a warp need them for ``mma.m16n8k16`` (the picture is in ``kernels/bitmap_fragments.cu``). It is one contiguous
+copy, whatever its density, and needs no other's.
 
 The published layout for tensor cores (Fan et al., "SpInfer", EuroSys 2025; :class:`BitmapWeight` with ``layout="tca"``)
 costs a lane one 64-bit popcount per two weights and reads mask, values and offsets from three streams; this order is
@@ -17,7 +18,9 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from gossamer.weights import _bitmap_fragments_gpu as gpu
 from gossamer.weights._format import Matvec, Scalar, WeightFormat
 
 ROWS, COLUMNS = 16, 128
@@ -63,7 +66,9 @@ class FragmentBitmapWeight(WeightFormat):
         if options:
             raise TypeError(f"FragmentBitmapWeight takes preserve_signed_zero, got {', '.join(options)}")
         if not isinstance(weight, Tensor) or weight.dtype not in _TYPES:
-            raise TypeError(f"weight must be a float16 or bfloat16 tensor, got {getattr(weight, 'dtype', type(weight))}")
+            raise TypeError(
+                f"weight must be a float16 or bfloat16 tensor, got {getattr(weight, 'dtype', type(weight))}"
+            )
         if weight.ndim != 2 or 0 in weight.shape:
             raise ValueError(f"weight must be a matrix (out, in) without empty dimensions, got {tuple(weight.shape)}")
         kept = -1 if preserve_signed_zero else 0x7FFF
@@ -89,6 +94,14 @@ class FragmentBitmapWeight(WeightFormat):
             _decode(self.records, self.offsets, start // ROWS, chunk)
         return out
 
+    def clone(self) -> Self:
+        """The same weight in memory of its own."""
+        return type(self)(self.shape, self.dtype, self.records.clone(), self.offsets.clone(), self.longest)
+
+    def to(self, device: str | torch.device) -> Self:
+        """The same weight on another device."""
+        return type(self)(self.shape, self.dtype, self.records.to(device), self.offsets.to(device), self.longest)
+
     @property
     def strips(self) -> int:
         """Strips of 16 rows."""
@@ -98,6 +111,11 @@ class FragmentBitmapWeight(WeightFormat):
     def tiles(self) -> int:
         """Records of a strip."""
         return -(-self.shape[1] // COLUMNS)
+
+    @property
+    def padded_columns(self) -> int:
+        """Columns, filled up to whole records."""
+        return COLUMNS * self.tiles
 
     @property
     def density(self) -> float:
@@ -133,11 +151,58 @@ class FragmentBitmapWeight(WeightFormat):
             raise ValueError(f"the arrays do not describe a bitmap weight in fragment order of shape {shape}")
         return weight
 
+    def linear(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """``x @ W.T + bias`` for ``x`` of shape ``(..., in)`` on the weight's device; the result has the dtype of ``x``.
+
+        On a GPU of compute capability 9.0, up to 32 rows of ``x`` are multiplied by the weight as it is stored, with
+        float32 sums in a fixed order; more rows, other devices and gradients use the decoded matrix.
+
+        Raises:
+            ValueError: the last dimension of ``x`` is not ``in``, or ``x`` is on another device.
+            TypeError: ``x`` is not floating point.
+        """
+        self.check_input(x)
+        rows = x.numel() // self.shape[1]
+        if x.requires_grad and torch.is_grad_enabled() or not self.kernel_runs(rows):
+            return F.linear(x, self.to_dense().to(x.dtype), bias)
+        flat = x.detach().reshape(rows, self.shape[1]).to(self.dtype)
+        y = _linear(flat, self.records, self.offsets, self.shape[0], self.longest).to(x.dtype)
+        y = y.reshape(*x.shape[:-1], self.shape[0])
+        return y if bias is None else y + bias
+
+    def kernel_runs(self, rows: int) -> bool:
+        """Whether :meth:`linear` multiplies so many rows without decoding the matrix into memory."""
+        device = self.records.device
+        if device.type != "cuda" or not 0 < rows <= gpu.MAX_N:
+            return False
+        return torch.cuda.get_device_capability(device) >= gpu.COMPUTE_CAPABILITY
+
+    def check_input(self, x: Tensor) -> None:
+        """Refuse activations that this weight cannot multiply; see :meth:`linear`."""
+        if x.ndim == 0 or x.shape[-1] != self.shape[1]:
+            raise ValueError(f"x must have {self.shape[1]} features in its last dimension, got shape {tuple(x.shape)}")
+        if x.device != self.records.device:
+            raise ValueError(f"x must be on the weight's device {self.records.device}, got {x.device}")
+        if not x.dtype.is_floating_point:
+            raise TypeError(f"x must be floating point, got {x.dtype}")
+
     def bind(self, threads: int = 1) -> Matvec:
         """``f(x, out)`` for ``out = W @ x`` on a CPU, through the layout that is made for one."""
         from gossamer.weights._bitmap import BitmapWeight
 
         return BitmapWeight.from_dense(self.to_dense().cpu(), preserve_signed_zero=True).bind(threads)
+
+
+@torch.library.custom_op("gossamer::bitmap_fragments_linear", mutates_args=())
+def _linear(x: Tensor, records: Tensor, offsets: Tensor, out_features: int, longest: int) -> Tensor:
+    """The kernel as an operator that ``torch.compile`` and CUDA graphs can hold: ``x`` is ``(n, in)``."""
+    weight = FragmentBitmapWeight((out_features, x.shape[1]), x.dtype, records, offsets, longest)
+    return gpu.multiply(weight, x)
+
+
+@_linear.register_fake
+def _linear_shape(x: Tensor, records: Tensor, offsets: Tensor, out_features: int, longest: int) -> Tensor:
+    return x.new_empty(x.shape[0], out_features)
 
 
 def _strips_at_once(columns: int) -> int:

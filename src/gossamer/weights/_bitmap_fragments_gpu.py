@@ -1,76 +1,203 @@
-"""The GPU kernel of :class:`FragmentBitmapWeight`: which variant to run, and running it."""
+"""The GPU kernel of :class:`FragmentBitmapWeight`, and what runs it: a plan, found by measuring once.
+
+The source is ``kernels/bitmap_fragments.cu``. It needs a GPU of compute capability 9.0 or newer.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
+import contextlib
+import json
+import math
+from dataclasses import asdict, dataclass
+from functools import cache, partial
 from importlib.resources import files
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from gossamer.core.files import write_json
+from gossamer.core.hardware import cache_dir
+from gossamer.core.measure import Bench
 from gossamer.core.nvrtc import Kernel, load_kernel
-from gossamer.weights._bitmap_fragments import COLUMNS, FragmentBitmapWeight
 
-MAX_N = 64
+if TYPE_CHECKING:
+    from gossamer.weights._bitmap_fragments import FragmentBitmapWeight
+
+MAX_N = 32
 """More rows of activations than this are multiplied by the decoded matrix."""
+COMPUTE_CAPABILITY = (9, 0)
 
-
-_THREADS = 256
+_TILE_BYTES = 2048  # of x, for eight rows of activations
+_ADD_THREADS = 256
+_TABLE_VERSION = 1
+_MEASURED = 24
+_L2_FACTOR = 4
+_SMS, _SHARED_BYTES, _REGISTERS, _WARPS = 132, 227 << 10, 1 << 16, 64  # of one H200, and of one multiprocessor of it
+_REGISTERS_A_THREAD = {(1, 1): 48, (1, 2): 64, (2, 1): 56, (2, 2): 72, (4, 1): 80, (4, 2): 104}  # of blocks, strips
 
 
 @dataclass(frozen=True)
 class FragmentPlan:
-    """A variant of the kernel.
+    """A variant of the kernel and its launch.
 
-    strips: strips of 16 rows a warp. stages: records in flight a warp. warps: a block. splits: of the columns each
-    summed apart and added by a second kernel.
+    strips: strips of 16 rows a warp multiplies at once. stages: records in flight a warp. warps: of a block.
+    splits: shares of the columns, each summed apart and added by a second kernel. chunk: tiles of x that a block holds.
     """
 
     strips: int
     stages: int
     warps: int
     splits: int
-    chunk: int = 8
+    chunk: int
+
+    def x_bytes(self, tiles: int, n: int) -> int:
+        """Shared memory for x: two chunks in turn, or one if there is but one."""
+        split = -(-tiles // self.splits)
+        return (1 if self.chunk >= split else 2) * min(self.chunk, split) * _TILE_BYTES * _blocks(n)
+
+    def shared_bytes(self, weight: FragmentBitmapWeight, n: int) -> int:
+        """Shared memory of a block."""
+        stage = self.strips * _slot_bytes(weight) + 16
+        return self.x_bytes(weight.tiles, n) + self.warps * self.stages * stage
 
 
-@cache
 def source() -> str:
     """The CUDA source."""
     return (files("gossamer.weights") / "kernels" / "bitmap_fragments.cu").read_text(encoding="utf-8")
 
 
-def shared_bytes(weight: FragmentBitmapWeight, n: int, plan: FragmentPlan) -> int:
-    """Shared memory of a block."""
-    return x_bytes(weight, n, plan) + plan.warps * plan.stages * (plan.strips * _slot_bytes(weight) + 16)
+def macros(plan: FragmentPlan, n: int, dtype: torch.dtype) -> dict[str, int]:
+    """What the source is compiled with."""
+    return {
+        "BLOCKS": _blocks(n), "STRIPS": plan.strips, "STAGES": plan.stages, "BFLOAT16": int(dtype == torch.bfloat16)
+    }  # fmt: skip
 
 
-def x_bytes(weight, n, plan):
-    split = -(-weight.tiles // plan.splits)
-    chunk = min(plan.chunk, split)
-    return (1 if chunk >= split else 2) * chunk * 2048 * _blocks(n)
+def multiply(weight: FragmentBitmapWeight, x: Tensor, plan: FragmentPlan | None = None) -> Tensor:
+    """``x @ W.T`` for ``x`` of shape ``(n, in)``, n up to ``MAX_N``, with the dtype and on the GPU of the weight.
 
-
-EXTRA = ()
-def multiply(weight: FragmentBitmapWeight, x: Tensor, plan: FragmentPlan) -> Tensor:
-    """``x @ W.T`` for ``x`` of shape ``(n, in)``, n up to ``MAX_N``, with the dtype and on the GPU of the weight."""
+    The same bits come out every time: sums are taken in a fixed order. plan: the best known one if not given.
+    """
     n, rows = x.shape[0], weight.shape[0]
-    columns = COLUMNS * weight.tiles
-    if x.shape[1] != columns:
-        x = torch.nn.functional.pad(x, (0, columns - x.shape[1]))
-    x = x.contiguous()
+    plan = plan or best_plan(weight, n)
+    padding = weight.padded_columns - x.shape[1]
+    x = torch.nn.functional.pad(x, (0, padding)) if padding else x.contiguous()
     y = torch.empty((n, rows), dtype=x.dtype, device=x.device)
     partial = torch.empty((plan.splits, n, rows) if plan.splits > 1 else 0, dtype=torch.float32, device=x.device)
-    grid = (-(-weight.strips // (plan.strips * plan.warps)), plan.splits)
-    linear, add = _kernels(_blocks(n), plan.strips, plan.stages, weight.dtype == torch.bfloat16, x.device.index or 0, EXTRA)
+    linear, add = _kernels(tuple(macros(plan, n, weight.dtype).items()), x.device.index or 0)
     linear.launch(
-        grid, 32 * plan.warps, weight.records, weight.offsets, x, y, partial,
-        n, rows, weight.strips, weight.tiles, -(-weight.tiles // plan.splits), plan.chunk, x_bytes(weight, n, plan), _slot_bytes(weight),
-        shared_bytes=shared_bytes(weight, n, plan),
+        (-(-weight.strips // (plan.strips * plan.warps)), plan.splits), 32 * plan.warps,
+        weight.records, weight.offsets, x, y, partial, n, rows, weight.strips, weight.tiles,
+        -(-weight.tiles // plan.splits), plan.chunk, plan.x_bytes(weight.tiles, n), _slot_bytes(weight),
+        shared_bytes=plan.shared_bytes(weight, n),
     )  # fmt: skip
     if plan.splits > 1:
-        add.launch(-(-y.numel() // _THREADS), _THREADS, partial, y, y.numel(), plan.splits)
+        add.launch(-(-y.numel() // _ADD_THREADS), _ADD_THREADS, partial, y, y.numel(), plan.splits)
     return y
+
+
+def candidates(weight: FragmentBitmapWeight, n: int) -> list[FragmentPlan]:
+    """Plans that fit, most promising first: multiprocessors evenly busy, with many warps, few splits."""
+    scored = []
+    for values in product((1, 2), (2, 3), (5, 7, 8, 10, 14, 16), (1, 2, 3, 4, 5, 6, 7, 8, 10, 13, 14, 16), (4, 8, 16)):
+        plan = FragmentPlan(*values)
+        split = -(-weight.tiles // plan.splits)
+        if (plan.splits - 1) * split >= weight.tiles or plan.chunk > max(4, 1.5 * split):
+            continue
+        threads = 32 * plan.warps
+        resident = min(
+            _SHARED_BYTES // (plan.shared_bytes(weight, n) + 1024),
+            _WARPS // plan.warps,
+            _REGISTERS // (threads * _REGISTERS_A_THREAD[_blocks(n), plan.strips]),
+        )
+        if resident:
+            scored.append((_promise(weight, n, plan, split, resident), plan))
+    scored.sort(key=lambda entry: -entry[0])
+    return [plan for _, plan in scored[:_MEASURED]]
+
+
+def best_plan(weight: FragmentBitmapWeight, n: int) -> FragmentPlan:
+    """The plan for this shape, density and number of rows: measured once on this GPU, then read from a table on disk.
+
+    Nothing is measured while a CUDA graph is being captured: the most promising candidate serves then.
+    """
+    table = _table(torch.cuda.get_device_name(weight.records.device))
+    key = _key(weight, n)
+    if key not in table:
+        plans = candidates(weight, n)
+        if torch.cuda.is_current_stream_capturing():
+            return plans[0]
+        table[key] = asdict(_fastest(weight, n, plans))
+        with contextlib.suppress(OSError):  # a read-only home costs only the measuring, next time again
+            write_json(_table_path(torch.cuda.get_device_name(weight.records.device)), table)
+    plan = FragmentPlan(**table[key])
+    fits = plan.shared_bytes(weight, n) <= _SHARED_BYTES
+    return plan if fits else candidates(weight, n)[0]
+
+
+def pays(weight: FragmentBitmapWeight, n: int) -> bool:
+    """Whether ``n`` rows are multiplied at least as fast as by the dense matrix, measured once on this GPU.
+
+    A layer that has to serve rows for which it is not should be kept dense: to decode it every time costs far more.
+    """
+    gpu = torch.cuda.get_device_name(weight.records.device)
+    table, key = _table(gpu), "dense " + _key(weight, n)
+    if key not in table:
+        table[key] = {"thousandths": round(1000 * _over_dense(weight, n))}
+        with contextlib.suppress(OSError):
+            write_json(_table_path(gpu), table)
+    return table[key]["thousandths"] >= 1000
+
+
+def _over_dense(weight: FragmentBitmapWeight, n: int) -> float:
+    copies, x = _past_l2(weight), torch.randn(n, weight.shape[1], device=weight.records.device).to(weight.dtype)
+    dense = weight.to_dense()
+    dense_copies = [dense, *(dense.clone() for _ in range(1 + _L2_FACTOR * _l2_bytes(weight) // weight.dense_nbytes))]
+    bench = Bench(samples=7)
+    with bench.cuda_graphs():
+        row = bench.compare(
+            "", [partial(multiply, copy, x) for copy in copies],
+            [partial(torch.nn.functional.linear, x, copy) for copy in dense_copies],
+        )  # fmt: skip
+    assert row.ratio is not None
+    return row.ratio
+
+
+def _past_l2(weight: FragmentBitmapWeight) -> list[FragmentBitmapWeight]:
+    """Copies that exceed the L2 cache four times over."""
+    return [weight, *(weight.clone() for _ in range(1 + _L2_FACTOR * _l2_bytes(weight) // weight.nbytes))]
+
+
+def _l2_bytes(weight: FragmentBitmapWeight) -> int:
+    return int(torch.cuda.get_device_properties(weight.records.device).L2_cache_size)
+
+
+def _key(weight: FragmentBitmapWeight, n: int) -> str:
+    """Weights of one shape and, to a twentieth, one size share a plan."""
+    size = round(20 * weight.nbytes / weight.dense_nbytes) / 20
+    return f"{weight.shape[0]}x{weight.shape[1]} n{8 * _blocks(n)} size {size:.2f}"
+
+
+def _fastest(weight: FragmentBitmapWeight, n: int, plans: list[FragmentPlan]) -> FragmentPlan:
+    """By the clock."""
+    copies, x = _past_l2(weight), torch.randn(n, weight.shape[1], device=weight.records.device).to(weight.dtype)
+    bench, times = Bench(samples=3, sample_seconds=1e-4), {}
+    with bench.cuda_graphs():
+        for plan in plans:
+            times[plan] = min(bench.seconds([partial(multiply, copy, x, plan) for copy in copies]))
+    return min(times, key=times.__getitem__)
+
+
+def _promise(weight: FragmentBitmapWeight, n: int, plan: FragmentPlan, split: int, resident: int) -> float:
+    blocks = -(-weight.strips // (plan.strips * plan.warps)) * plan.splits
+    rounds = blocks / (_SMS * resident)
+    share = -(-blocks // _SMS) if rounds <= 1 else resident
+    busy = blocks / (_SMS * share) if rounds <= 1 else rounds / math.ceil(rounds)
+    hidden = min(1.0, 0.55 + 0.45 * plan.warps * share / 28)
+    return busy * hidden * weight.tiles / (split * plan.splits) * (1 - 0.004 * plan.splits * n / 8)
 
 
 def _slot_bytes(weight: FragmentBitmapWeight) -> int:
@@ -79,11 +206,23 @@ def _slot_bytes(weight: FragmentBitmapWeight) -> int:
 
 
 def _blocks(n: int) -> int:
-    """The kernel's tile of activations, in eights: 1, 2, 4 or 8."""
+    """The kernel's tile of activations, in eights: 1, 2 or 4."""
     return 1 << max(0, (-(-n // 8) - 1).bit_length())
 
 
 @cache
-def _kernels(blocks: int, strips: int, stages: int, bfloat16: bool, device: int, extra=()) -> tuple[Kernel, Kernel]:
-    macros = (("BLOCKS", blocks), ("STRIPS", strips), ("STAGES", stages), ("BFLOAT16", int(bfloat16)), *extra)
-    return load_kernel(source(), "bitmap_linear", macros, device), load_kernel(source(), "add_splits", macros, device)
+def _kernels(chosen: tuple[tuple[str, int], ...], device: int) -> tuple[Kernel, Kernel]:
+    text = source()
+    return load_kernel(text, "bitmap_linear", chosen, device), load_kernel(text, "add_splits", chosen, device)
+
+
+@cache
+def _table(gpu: str) -> dict[str, dict[str, int]]:
+    try:
+        return dict(json.loads(_table_path(gpu).read_text()))
+    except (FileNotFoundError, ValueError):
+        return {}
+
+
+def _table_path(gpu: str) -> Path:
+    return cache_dir() / f"fragments-{gpu.lower().replace(' ', '-')}-v{_TABLE_VERSION}.json"

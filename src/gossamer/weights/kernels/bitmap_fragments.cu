@@ -129,6 +129,55 @@ void fetch_activations(u32 target, const u16* x, u64 row_length, int n, int firs
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
+// What a lane owns of every record and mask word.
+struct Share {
+  u32 masks, starts, shift, below_upper, below_lower, patterns;
+};
+
+Share share_of(u32 lane) {
+  Share own;
+  own.masks = 64 * (lane >> 3);
+  own.starts = 256 + 32 * (lane >> 3);
+  own.shift = 16 * (lane >> 2 & 1) + 2 * (lane & 3);
+  own.below_upper = (1u << own.shift) - 1;
+  own.below_lower = (1u << (own.shift + 8)) - 1;
+  // A constant that the compiler keeps in a lane's register: else it is moved there before every use. Bytes 2 p and
+  // 2 p + 1 of {patterns, 0x54101022} select for pattern p = 00, 01, 10, 11; bytes 2 and 3 of a loaded value are zero.
+  own.patterns = 0x22102222u | own.below_lower >> 31;
+  return own;
+}
+
+// Decode one record of each strip, at `slot` in shared memory, and multiply it by a tile of x.
+void multiply_tile(float (&sums)[STRIPS][BLOCKS][4], u32 slot, u32 slot_bytes, u32 x_tile, const Share& own) {
+#pragma unroll
+  for (int quarter = 0; quarter < 4; ++quarter) {
+    Quad b[BLOCKS];
+#pragma unroll
+    for (int block = 0; block < BLOCKS; ++block) b[block] = load<Quad>(x_tile + (quarter * BLOCKS + block) * 512);
+#pragma unroll
+    for (int strip = 0; strip < STRIPS; ++strip) {
+      const u32 record = slot + strip * slot_bytes;
+      const Quad masks = load<Quad>(record + own.masks + 16 * quarter);
+      const Pair starts = load<Pair>(record + own.starts + 8 * quarter);
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        u32 a[4];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const u32 mask = masks.at[2 * k + h], start = add_half(record, starts.at[k], h);
+          const u32 selectors = permute(own.patterns, 0x54101022u, ((mask >> own.shift) & 0x0303u) * 0x22u + 0x1010u);
+          a[2 * h] = decode_pair(mask, own.below_upper, start, selectors);
+          a[2 * h + 1] = decode_pair(mask, own.below_lower, start, selectors >> 16);
+        }
+#pragma unroll
+        for (int block = 0; block < BLOCKS; ++block) {
+          multiply(sums[strip][block], a, b[block].at[2 * k], b[block].at[2 * k + 1]);
+        }
+      }
+    }
+  }
+}
+
 // records, offsets: the weight, strip by strip. x: (n, 128 * tiles). y: (n, rows) where one split covers all columns,
 // else partial: (splits, n, rows). Grid: strips over the warps of the blocks, splits.
 extern "C" __global__ void bitmap_linear(const u8* __restrict__ records, const u32* __restrict__ offsets,
@@ -172,14 +221,9 @@ extern "C" __global__ void bitmap_linear(const u8* __restrict__ records, const u
   }
   fetch_activations(base, x, 128ull * tiles, n, first, min(first + chunk_tiles, last), lane, warp, warps);
 
-  const u32 shift = 16 * (lane >> 2 & 1) + 2 * (lane & 3);
-  const u32 below_upper = (1u << shift) - 1, below_lower = (1u << (shift + 8)) - 1;
-  // A constant that the compiler keeps in a lane's register: else it is moved there before every use.
-  const u32 patterns = 0x22102222u | below_lower >> 31;
-  const u32 own_masks = 64 * (lane >> 3), own_starts = 256 + 32 * (lane >> 3);
+  const Share own = share_of(lane);
   float sums[STRIPS][BLOCKS][4] = {};
-  u32 stage = 0, parity = 0;
-  u32 x_chunk = 0;
+  u32 stage = 0, parity = 0, x_chunk = 0;
   for (int chunk = first; chunk < last; chunk += chunk_tiles) {
     const int chunk_end = min(chunk + chunk_tiles, last);
     asm volatile("cp.async.wait_group 0;" ::: "memory");
@@ -187,69 +231,29 @@ extern "C" __global__ void bitmap_linear(const u8* __restrict__ records, const u
     u32 x_tile = x_chunk + 16 * lane;
     if (chunk_end < last) {
       x_chunk ^= x_bytes / 2;
-      fetch_activations(base + x_chunk, x, 128ull * tiles, n, chunk_end, min(chunk_end + chunk_tiles, last), lane, warp, warps);
+      const int next_end = min(chunk_end + chunk_tiles, last);
+      fetch_activations(base + x_chunk, x, 128ull * tiles, n, chunk_end, next_end, lane, warp, warps);
     }
     if (!active) continue;
-  for (int tile = chunk; tile < chunk_end; ++tile, x_tile += BLOCKS * 2048) {
-    const u32 slot = ring + stage * stage_bytes;
-    const int ahead = tile - first + STAGES + 1;
-    for (int strip = 0; strip < STRIPS; ++strip) {
-      if (ahead % 32 == 0) window[strip] = starts_of[strip][min(ahead + (int)lane, last - first)];
-      begin[strip] = end[strip];
-      end[strip] = __shfl_sync(0xffffffffu, window[strip], ahead % 32);
-    }
-#ifdef NO_FETCH
-    if (tile < first + STAGES)
-#endif
-    await_stage(barriers + 16 * stage, parity);
-#ifndef FETCH_ONLY
-#pragma unroll
-    for (int quarter = 0; quarter < 4; ++quarter) {
-      Quad b[BLOCKS];
-#pragma unroll
-      for (int block = 0; block < BLOCKS; ++block) b[block] = load<Quad>(x_tile + (quarter * BLOCKS + block) * 512);
-#pragma unroll
+    for (int tile = chunk; tile < chunk_end; ++tile, x_tile += BLOCKS * 2048) {
+      const u32 slot = ring + stage * stage_bytes;
+      const int ahead = tile - first + STAGES + 1;
       for (int strip = 0; strip < STRIPS; ++strip) {
-        const u32 record = slot + strip * slot_bytes;
-        const Quad masks = load<Quad>(record + own_masks + 16 * quarter);
-        const Pair starts = load<Pair>(record + own_starts + 8 * quarter);
-#pragma unroll
-        for (int k = 0; k < 2; ++k) {
-          u32 a[4];
-#pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            const u32 mask = masks.at[2 * k + h];
-            const u32 start = add_half(record, starts.at[k], h);
-            // Bytes 2 p and 2 p + 1 of the table select for pattern p = 00, 01, 10, 11; bytes 2 and 3 of a value are zero.
-            const u32 selectors = permute(patterns, 0x54101022u, ((mask >> shift) & 0x0303u) * 0x22u + 0x1010u);
-#ifdef NO_DECODE
-            a[2 * h] = mask + start; a[2 * h + 1] = selectors;
-#else
-            a[2 * h] = decode_pair(mask, below_upper, start, selectors);
-            a[2 * h + 1] = decode_pair(mask, below_lower, start, selectors >> 16);
-#endif
-          }
-#pragma unroll
-          for (int block = 0; block < BLOCKS; ++block) {
-            multiply(sums[strip][block], a, b[block].at[2 * k], b[block].at[2 * k + 1]);
-          }
-        }
+        if (ahead % 32 == 0) window[strip] = starts_of[strip][min(ahead + (int)lane, last - first)];
+        begin[strip] = end[strip];
+        end[strip] = __shfl_sync(0xffffffffu, window[strip], ahead % 32);
+      }
+      await_stage(barriers + 16 * stage, parity);
+      multiply_tile(sums, slot, slot_bytes, x_tile, own);
+      __syncwarp();  // all lanes have read the slot
+      if (tile + STAGES < last) fetch_stage(base + slot, slot_bytes, records, begin, end, barriers + 16 * stage);
+      if (++stage == STAGES) {
+        stage = 0;
+        parity ^= 1;
       }
     }
-#else
-    sums[0][0][0] += __uint_as_float(load<u32>(x_tile) ^ load<u32>(slot + 4 * lane));
-#endif
-    __syncwarp();  // all lanes have read the slot
-#ifndef NO_FETCH
-    if (tile + STAGES < last) fetch_stage(base + slot, slot_bytes, records, begin, end, barriers + 16 * stage);
-#endif
-    if (++stage == STAGES) {
-      stage = 0;
-      parity ^= 1;
-    }
   }
-  }
-
+  if (!active) return;
 #pragma unroll
   for (int strip = 0; strip < STRIPS; ++strip) {
 #pragma unroll
@@ -258,7 +262,7 @@ extern "C" __global__ void bitmap_linear(const u8* __restrict__ records, const u
       for (int part = 0; part < 4; ++part) {
         const int row = 16 * (first_strip + strip) + (lane >> 2) + 8 * (part >> 1);
         const int column = 8 * block + 2 * (lane & 3) + (part & 1);
-        if (!active || row >= rows || column >= n) continue;
+        if (row >= rows || column >= n) continue;
         if (gridDim.y == 1) {
           y[(u64)column * rows + row] = rounded(sums[strip][block][part]);
         } else {

@@ -1,0 +1,115 @@
+"""Bitmap weights on one GPU against dense cuBLAS: decode with 1 to 32 tokens in flight, 30 to 80 % zeros.
+
+Times are CUDA-graph replays; weights rotate over copies that exceed the L2 cache four times, so nobody reads them from
+there. The peer is the faster of cuBLAS and cuBLASLt as torch calls them. The six shapes are those of LLaMA-like layers
+with at least 58 million entries; 4096x4096, where launches are most of the time, is shown apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from gossamer.core.measure import Bench, Row, claim, geometric_mean, worst
+from gossamer.weights import FragmentBitmapWeight
+from gossamer.weights._bitmap_fragments_gpu import multiply, pays
+
+SHAPES = ((28672, 4096), (4096, 14336), (5120, 13824), (28672, 8192), (8192, 28672), (8192, 8192))
+SMALL = (4096, 4096)
+TOKENS = (1, 8, 16, 32)
+SOURCES = ("weights/_bitmap_fragments*.py", "weights/kernels/bitmap_fragments.cu", "core/nvrtc.py")
+PEER = "torch.nn.functional.linear, the faster of cuBLAS and cuBLASLt"
+_L2_BYTES = 60 << 20
+
+Calls = list[Callable[[], Tensor]]
+
+
+def _against_dense(sparsity: int, bar: float) -> None:
+    """Register the claim for one sparsity."""
+
+    @claim(
+        f"h200-bitmap-{sparsity}",
+        text=f"bitmap fp16 linear at {sparsity} % sparsity against dense cuBLAS on an H200, 1 to 32 tokens",
+        system=["SpInfer"], peer=PEER, peer_package="torch", unit="ratio", bar=bar, better="higher",
+        summary=geometric_mean, sources=SOURCES,
+    )  # fmt: skip
+    def measure(bench: Bench) -> Iterator[Row]:
+        for shape in (*SHAPES, SMALL):
+            dense, stored = _weights(shape, sparsity / 100)
+            for tokens in TOKENS:
+                row = _compare(bench, dense, stored, tokens)
+                yield replace(row, case=f"{shape[0]}x{shape[1]} N={tokens}", counted=shape != SMALL)
+
+
+for _sparsity, _bar in ((30, 1.0), (50, 1.15), (60, 1.25), (70, 1.4), (80, 1.6)):
+    _against_dense(_sparsity, _bar)
+
+
+@claim(
+    "h200-dispatch",
+    text="the choice between bitmap and dense for a layer and number of tokens, worst case against dense on an H200",
+    system=["SpInfer"],
+    peer=PEER,
+    peer_package="torch",
+    unit="ratio",
+    bar=0.97,
+    better="higher",
+    summary=worst,
+    sources=SOURCES,
+)
+def dispatch(bench: Bench) -> Iterator[Row]:
+    """Where the choice is dense, the row compares dense with itself; the note says which ran."""
+    for sparsity in (30, 50, 60, 70, 80):
+        for shape in (*SHAPES, SMALL):
+            dense, stored = _weights(shape, sparsity / 100)
+            for tokens in TOKENS:
+                ours = pays(stored[0], tokens)
+                row = _compare(bench, dense, stored if ours else None, tokens)
+                case = f"{shape[0]}x{shape[1]} {sparsity} % N={tokens}"
+                yield replace(row, case=case, note="bitmap" if ours else "dense")
+
+
+def _weights(shape: tuple[int, int], sparsity: float) -> tuple[list[Tensor], list[FragmentBitmapWeight]]:
+    """Copies of one weight, dense and compressed, each set four times the L2 cache or two copies."""
+    generator = torch.Generator("cuda").manual_seed(1234)
+    weight = torch.randn(shape, device="cuda", generator=generator) * 0.02
+    keep = torch.rand(shape, device="cuda", generator=generator) >= sparsity
+    dense = (weight * keep).half()
+    stored = FragmentBitmapWeight.from_dense(dense)
+    return (
+        [dense, *(dense.clone() for _ in range(_copies(2 * dense.numel()) - 1))],
+        [stored, *(stored.clone() for _ in range(_copies(stored.nbytes) - 1))],
+    )
+
+
+def _copies(nbytes: int) -> int:
+    return max(2, min(32, math.ceil(4.2 * _L2_BYTES / nbytes)))
+
+
+def _compare(bench: Bench, dense: Sequence[Tensor], stored: Sequence[FragmentBitmapWeight] | None, tokens: int) -> Row:
+    x = torch.randn(tokens, dense[0].shape[1], device="cuda").half()
+    cublas: Calls = [partial(_dense_linear, "cublas", x, weight) for weight in dense]
+    lt: Calls = [partial(_dense_linear, "cublaslt", x, weight) for weight in dense]
+    if stored is None:
+        ours: Calls = cublas
+        stored_bytes = 2 * dense[0].numel()
+    else:
+        ours = [partial(multiply, weight, x) for weight in stored]
+        stored_bytes = stored[0].nbytes
+        expected = x.double() @ dense[0].double().T
+        error = float((ours[0]().double() - expected).norm() / expected.norm())
+        assert error < 1e-3, f"relative error {error}"
+    with bench.cuda_graphs():
+        row = bench.compare("", ours, {"cuBLAS": cublas, "cuBLASLt": lt})
+    return replace(row, note=f"{stored_bytes / row.ours * 1e-9:.0f} GB/s of weights")
+
+
+def _dense_linear(library: str, x: Tensor, weight: Tensor) -> Tensor:
+    torch.backends.cuda.preferred_blas_library(library)
+    return F.linear(x, weight)

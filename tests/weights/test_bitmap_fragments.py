@@ -1,0 +1,258 @@
+"""Bitmap weights in fragment order: the layout, the kernel's lanes by an emulator, and the kernel itself on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import mma_lanes
+from gossamer.weights import CompressedLinear, FragmentBitmapWeight, WeightFormat
+from gossamer.weights import _bitmap_fragments_gpu as gpu
+from gossamer.weights._bitmap_fragments_gpu import FragmentPlan, macros, source
+
+TYPES = [torch.float16, torch.bfloat16]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def sparse_weight(shape: tuple[int, int], density: float, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(shape, generator=generator)
+    return (weight * (torch.rand(shape, generator=generator) < density)).to(dtype)
+
+
+def bits(weight: Tensor) -> Tensor:
+    return weight.cpu().view(torch.int16)
+
+
+@settings(max_examples=40)
+@given(
+    rows=st.sampled_from([1, 7, 8, 15, 16, 17, 33, 100]),
+    columns=st.sampled_from([1, 2, 63, 64, 127, 128, 129, 300]),
+    density=st.sampled_from([0.0, 0.01, 0.5, 0.9, 1.0]),
+    dtype=st.sampled_from(TYPES),
+    seed=st.integers(0, 99),
+)
+def test_every_shape_comes_back_bit_by_bit(
+    rows: int, columns: int, density: float, dtype: torch.dtype, seed: int
+) -> None:
+    weight = sparse_weight((rows, columns), density, dtype, seed)
+    stored = FragmentBitmapWeight.from_dense(weight)
+    assert torch.equal(bits(stored.to_dense()), bits(weight + 0.0))
+    assert stored.density == pytest.approx(float((weight != 0).double().mean()))
+
+
+def test_special_values_are_kept_and_negative_zero_only_on_request() -> None:
+    weight = torch.tensor([[float("nan"), float("inf"), -0.0, 0.0, -float("inf"), 1e-7]], dtype=torch.float16)
+    dropped = FragmentBitmapWeight.from_dense(weight).to_dense()
+    assert bits(dropped).tolist() == [[*bits(weight)[0, :2].tolist(), 0, *bits(weight)[0, 3:].tolist()]]
+    assert torch.equal(
+        bits(FragmentBitmapWeight.from_dense(weight, preserve_signed_zero=True).to_dense()), bits(weight)
+    )
+
+
+def slow_records(weight: np.ndarray) -> Iterator[list[int]]:
+    """The 16-bit words of every record, written from the layout text entry by entry."""
+    rows, columns = weight.shape
+    padded = np.zeros((-(-rows // 16) * 16, -(-columns // 128) * 128), np.uint16)
+    padded[:rows, :columns] = weight
+    for top, left in product(range(0, len(padded), 16), range(0, padded.shape[1], 128)):
+        masks, starts, values = {}, {}, []
+        for step, group in product(range(16), range(4)):
+            quarter, k, h = step // 4, step // 2 % 2, step % 2
+            mask = 0
+            starts[group, step] = 384 + 2 * len(values)
+            for bit in range(32):
+                u, lower, t, e = bit // 16, bit // 8 % 2, bit // 2 % 4, bit % 2
+                row, column = 2 * group + u + 8 * lower, 32 * quarter + 8 * t + 4 * k + 2 * h + e
+                value = int(padded[top + row, left + column])
+                if value & 0x7FFF:
+                    mask |= 1 << bit
+                    values.append(value)
+            masks[group, step] = mask
+        order = list(product(range(4), range(16)))
+        words = [half for place in order for half in (masks[place] & 0xFFFF, masks[place] >> 16)]
+        words += [starts[place] for place in order] + values
+        yield words + [0] * (-len(words) % 8)
+
+
+@pytest.mark.parametrize("shape", [(16, 128), (17, 65), (40, 260)])
+def test_records_follow_the_layout_text(shape: tuple[int, int]) -> None:
+    weight = sparse_weight(shape, 0.4, torch.float16)
+    stored = FragmentBitmapWeight.from_dense(weight)
+    records = list(slow_records(bits(weight).numpy().view(np.uint16)))
+    assert stored.records.numpy().view(np.uint16).tolist() == [word for record in records for word in record]
+    assert stored.offsets.diff().tolist() == [len(record) // 8 for record in records]
+    assert stored.longest == max(len(record) // 8 for record in records)
+
+
+def emulated_tile(record: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """``(16, 8)``: what a warp makes of one record and eight rows ``(8, 128)`` of x, instruction by instruction."""
+    group, shift = mma_lanes.LANES // 8, 16 * (mma_lanes.G % 2) + 2 * mma_lanes.T
+    below = (1 << shift) - 1, (1 << (shift + 8)) - 1
+    heads = record.view(np.uint32)
+    masks, starts = heads[:64].reshape(4, 16)[group], record[128:192].reshape(4, 16)[group].astype(int)
+    patterns = np.frombuffer(bytes.fromhex("2222102222101054"), np.uint8)
+    values = np.append(record, [0x7E00, 0x7E00]).astype(np.uint16)  # what lies behind the last value is never used
+    sums = np.zeros((32, 4))
+    for quarter, k in product(range(4), range(2)):
+        a = np.zeros((32, 4, 2), np.uint16)
+        for h, lower in product(range(2), range(2)):
+            step = 4 * quarter + 2 * k + h
+            mask = masks[:, step].astype(np.int64)
+            place = starts[:, step] // 2 + np.bitwise_count(mask & below[lower])
+            loaded = np.stack([values[place], 0 * place, values[place + 1], 0 * place], 1).astype(np.uint16)
+            pattern = mask >> (shift + 8 * lower) & 3
+            selector = patterns[2 * pattern].astype(int) | patterns[2 * pattern + 1].astype(int) << 8
+            nibbles = selector[:, None] >> 4 * np.arange(4) & 15
+            a[:, 2 * h + lower] = np.take_along_axis(loaded.view(np.uint8), nibbles, 1).view(np.uint16)
+        columns = 32 * quarter + 8 * mma_lanes.T + 4 * k
+        b = np.stack([np.stack([x[mma_lanes.G, columns + 2 * h + e] for e in range(2)], 1) for h in range(2)], 1)
+        sums = mma_lanes.mma(a.view(np.float16).astype(float), b, sums, 16)
+    tile = np.zeros((16, 8))
+    tile[mma_lanes.result(16)] = sums
+    return tile
+
+
+@pytest.mark.parametrize("density", [0.0, 0.2, 0.5, 1.0])
+def test_a_warp_multiplies_a_record_as_the_kernel_text_says(density: float) -> None:
+    weight = sparse_weight((16, 128), density, torch.float16)
+    x = np.random.default_rng(0).standard_normal((8, 128))
+    record = FragmentBitmapWeight.from_dense(weight).records.numpy().view(np.uint16)
+    np.testing.assert_allclose(emulated_tile(record, x), weight.double().numpy() @ x.T, rtol=1e-12, atol=1e-12)
+
+
+def test_it_is_saved_and_is_a_layer_on_a_cpu_too(tmp_path: Path) -> None:
+    weight = sparse_weight((40, 130), 0.5, torch.bfloat16)
+    FragmentBitmapWeight.from_dense(weight).save(tmp_path / "w.safetensors")
+    loaded = WeightFormat.load(tmp_path / "w.safetensors")
+    assert isinstance(loaded, FragmentBitmapWeight)
+    assert torch.equal(loaded.to_dense(), weight)
+    x = torch.randn(2, 3, 130)
+    layer = CompressedLinear(loaded, torch.ones(40))
+    torch.testing.assert_close(layer(x), x @ weight.float().T + 1, rtol=1e-4, atol=1e-4)
+    out = np.empty(40, np.float32)
+    loaded.bind()(x[0, 0].numpy(), out)
+    np.testing.assert_allclose(out, (weight.float() @ x[0, 0]).numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"float16 or bfloat16.*float32"):
+        FragmentBitmapWeight.from_dense(torch.ones(4, 4))
+    with pytest.raises(ValueError, match="matrix"):
+        FragmentBitmapWeight.from_dense(torch.ones(4, dtype=torch.float16))
+    with pytest.raises(TypeError, match="layout"):
+        FragmentBitmapWeight.from_dense(torch.ones(4, 4, dtype=torch.float16), layout="tca")
+    weight = FragmentBitmapWeight.from_dense(torch.ones(4, 4, dtype=torch.float16))
+    with pytest.raises(ValueError, match="4 features"):
+        weight.linear(torch.ones(5))
+    arrays = weight.arrays()
+    arrays["offsets"] = arrays["offsets"] + 1
+    with pytest.raises(ValueError, match="do not describe"):
+        FragmentBitmapWeight.from_arrays(arrays, (4, 4), torch.float16, weight.meta())
+
+
+def test_every_candidate_fits_and_covers_all_columns() -> None:
+    weight = FragmentBitmapWeight.from_dense(sparse_weight((256, 1500), 0.5, torch.float16))
+    for n in (1, 8, 9, 32):
+        plans = gpu.candidates(weight, n)
+        assert plans
+        for plan in plans:
+            assert plan.shared_bytes(weight, n) <= 227 * 1024
+            split = -(-weight.tiles // plan.splits)
+            assert split * (plan.splits - 1) < weight.tiles <= split * plan.splits
+
+
+@pytest.mark.parametrize("n", [8, 16, 32])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_every_variant_compiles(n: int, dtype: torch.dtype) -> None:
+    nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="needs the CUDA compiler")
+    assert nvrtc
+    from gossamer.core.nvrtc import compile_cubin
+
+    for strips, stages in product((1, 2), (2, 3)):
+        chosen = macros(FragmentPlan(strips, stages, 8, 1, 8), n, dtype)
+        assert compile_cubin(source(), "sm_90", chosen)
+
+
+@pytest.fixture
+def hopper() -> None:
+    if torch.cuda.get_device_capability() < gpu.COMPUTE_CAPABILITY:
+        pytest.skip("needs a GPU of compute capability 9.0")
+
+
+ERROR = {torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+
+def relative_error(y: Tensor, expected: Tensor) -> float:
+    return float((y.double() - expected).norm() / expected.norm().clamp(min=1e-30))
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", [(1, 1), (16, 128), (17, 65), (100, 300), (4095, 1000), (256, 4096), (16, 9000)])
+def test_every_plan_multiplies_right(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    for density in (0.0, 0.3, 1.0):
+        weight = sparse_weight(shape, density, dtype).cuda()
+        stored = FragmentBitmapWeight.from_dense(weight)
+        for n in (1, 3, 8, 9, 17, 32):
+            x = torch.randn(n, shape[1], device="cuda").to(dtype)
+            expected = x.double() @ weight.double().T
+            for plan in gpu.candidates(stored, n)[::7]:
+                assert relative_error(gpu.multiply(stored, x, plan), expected) < ERROR[dtype], (density, n, plan)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+def test_a_hundred_launches_give_the_same_bits() -> None:
+    stored = FragmentBitmapWeight.from_dense(sparse_weight((2048, 4096), 0.5, torch.float16).cuda())
+    x = torch.randn(16, 4096, device="cuda").half()
+    for plan in gpu.candidates(stored, 16)[::5]:
+        first = gpu.multiply(stored, x, plan)
+        assert all(torch.equal(gpu.multiply(stored, x, plan), first) for _ in range(100))
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+def test_overflow_and_special_values_behave_as_in_the_dense_product() -> None:
+    weight = torch.zeros(32, 4096, dtype=torch.float16, device="cuda")
+    weight[0], weight[1], weight[2, 5] = 1.0, 60.0, float("inf")
+    x = torch.ones(1, 4096, dtype=torch.float16, device="cuda")
+    y = FragmentBitmapWeight.from_dense(weight).linear(x)
+    assert y[0, 0] == 4096
+    assert torch.isinf(y[0, 1])  # 245,760 does not fit into float16; the float32 sum does
+    assert torch.isinf(y[0, 2])
+    assert (y[0, 3:] == 0).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+def test_layers_run_compiled_and_in_graphs_and_decode_many_rows() -> None:
+    weight = sparse_weight((512, 1024), 0.5, torch.bfloat16).cuda()
+    layer = CompressedLinear(FragmentBitmapWeight.from_dense(weight), torch.ones(512, device="cuda"))
+    for n in (4, 100):
+        x = torch.randn(n, 1024, device="cuda").bfloat16()
+        assert relative_error(layer(x), x.double() @ weight.double().T + 1) < 1e-2
+    x = torch.randn(4, 1024, device="cuda").bfloat16()
+    expected = layer(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = layer(x)
+    y.zero_()
+    graph.replay()
+    assert torch.equal(y, expected)
+    stored = layer.weight_format
+    assert isinstance(stored, FragmentBitmapWeight)
+    torch.library.opcheck(
+        torch.ops.gossamer.bitmap_fragments_linear, (x, stored.records, stored.offsets, 512, stored.longest)
+    )
+    with pytest.raises(ValueError, match="device"):
+        layer(torch.ones(1, 1024))
