@@ -14,11 +14,10 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from gossamer.core.measure import Bench, Row, claim, geometric_mean, worst
 from gossamer.weights import FragmentBitmapWeight
-from gossamer.weights._bitmap_fragments_gpu import multiply, pays
+from gossamer.weights._bitmap_fragments_gpu import dense_linear, fastest_way, multiply
 
 SHAPES = ((28672, 4096), (4096, 14336), (5120, 13824), (28672, 8192), (8192, 28672), (8192, 8192))
 SMALL = (4096, 4096)
@@ -69,10 +68,9 @@ def dispatch(bench: Bench) -> Iterator[Row]:
         for shape in (*SHAPES, SMALL):
             dense, stored = _weights(shape, sparsity / 100)
             for tokens in TOKENS:
-                ours = pays(stored[0], tokens)
-                row = _compare(bench, dense, stored if ours else None, tokens)
-                case = f"{shape[0]}x{shape[1]} {sparsity} % N={tokens}"
-                yield replace(row, case=case, note="bitmap" if ours else "dense")
+                way = fastest_way(stored[0], tokens)
+                row = _compare(bench, dense, stored, tokens, way)
+                yield replace(row, case=f"{shape[0]}x{shape[1]} {sparsity} % N={tokens}", note=way)
 
 
 def _weights(shape: tuple[int, int], sparsity: float) -> tuple[list[Tensor], list[FragmentBitmapWeight]]:
@@ -92,24 +90,17 @@ def _copies(nbytes: int) -> int:
     return max(2, min(32, math.ceil(4.2 * _L2_BYTES / nbytes)))
 
 
-def _compare(bench: Bench, dense: Sequence[Tensor], stored: Sequence[FragmentBitmapWeight] | None, tokens: int) -> Row:
+def _compare(
+    bench: Bench, dense: Sequence[Tensor], stored: Sequence[FragmentBitmapWeight], tokens: int, way: str = "bitmap"
+) -> Row:
     x = torch.randn(tokens, dense[0].shape[1], device="cuda").half()
-    cublas: Calls = [partial(_dense_linear, "cublas", x, weight) for weight in dense]
-    lt: Calls = [partial(_dense_linear, "cublaslt", x, weight) for weight in dense]
-    if stored is None:
-        ours: Calls = cublas
-        stored_bytes = 2 * dense[0].numel()
-    else:
-        ours = [partial(multiply, weight, x) for weight in stored]
-        stored_bytes = stored[0].nbytes
-        expected = x.double() @ dense[0].double().T
-        error = float((ours[0]().double() - expected).norm() / expected.norm())
-        assert error < 1e-3, f"relative error {error}"
+    peers: dict[str, Calls] = {
+        name: [partial(dense_linear, x, weight, name) for weight in dense] for name in ("cublas", "cublaslt")
+    }
+    ours: Calls = [partial(multiply, weight, x) for weight in stored] if way == "bitmap" else peers[way]
+    expected = x.double() @ dense[0].double().T
+    error = float((ours[0]().double() - expected).norm() / expected.norm())
+    assert error < 1e-3, f"relative error {error}"
     with bench.cuda_graphs():
-        row = bench.compare("", ours, {"cuBLAS": cublas, "cuBLASLt": lt})
-    return replace(row, note=f"{stored_bytes / row.ours * 1e-9:.0f} GB/s of weights")
-
-
-def _dense_linear(library: str, x: Tensor, weight: Tensor) -> Tensor:
-    torch.backends.cuda.preferred_blas_library(library)
-    return F.linear(x, weight)
+        row = bench.compare("", ours, peers)
+    return replace(row, note=f"{stored[0].nbytes / row.ours * 1e-9:.0f} GB/s of weights")

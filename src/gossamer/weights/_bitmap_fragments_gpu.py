@@ -13,14 +13,14 @@ from functools import cache, partial
 from importlib.resources import files
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from gossamer.core.files import write_json
 from gossamer.core.hardware import cache_dir
-from gossamer.core.measure import Bench
+from gossamer.core.measure import Bench, median
 from gossamer.core.nvrtc import Kernel, load_kernel
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ COMPUTE_CAPABILITY = (9, 0)
 _TILE_BYTES = 2048  # of x, for eight rows of activations
 _ADD_THREADS = 256
 _TABLE_VERSION = 1
-_MEASURED = 24
+_MEASURED, _FINALISTS = 40, 5
+_MARGIN = 1.03
 _L2_FACTOR = 4
 _SMS, _SHARED_BYTES, _REGISTERS, _WARPS = 132, 227 << 10, 1 << 16, 64  # of one H200, and of one multiprocessor of it
 _REGISTERS_A_THREAD = {(1, 1): 48, (1, 2): 64, (2, 1): 56, (2, 2): 72, (4, 1): 80, (4, 2): 104}  # of blocks, strips
@@ -138,32 +139,46 @@ def best_plan(weight: FragmentBitmapWeight, n: int) -> FragmentPlan:
     return plan if fits else candidates(weight, n)[0]
 
 
-def pays(weight: FragmentBitmapWeight, n: int) -> bool:
-    """Whether ``n`` rows are multiplied at least as fast as by the dense matrix, measured once on this GPU.
+def fastest_way(weight: FragmentBitmapWeight, n: int) -> str:
+    """``"bitmap"`` if it multiplies ``n`` rows clearly faster than dense, else the dense library to take.
 
-    A layer that has to serve rows for which it is not should be kept dense: to decode it every time costs far more.
+    The libraries are ``"cublas"`` and ``"cublaslt"``, as :func:`dense_linear` names them.
+
+    Measured once on this GPU, the dense product by both libraries. A layer that mostly has to serve rows for which
+    dense is faster should be kept dense: to decode it every time costs far more.
     """
     gpu = torch.cuda.get_device_name(weight.records.device)
-    table, key = _table(gpu), "dense " + _key(weight, n)
+    table, key = _table(gpu), f"way for {n} of {_key(weight, n)}"
     if key not in table:
-        table[key] = {"thousandths": round(1000 * _over_dense(weight, n))}
+        seconds = _race_dense(weight, n)
+        dense = min(("cublas", "cublaslt"), key=seconds.__getitem__)
+        table[key] = "bitmap" if seconds["bitmap"] * _MARGIN < seconds[dense] else dense
         with contextlib.suppress(OSError):
             write_json(_table_path(gpu), table)
-    return table[key]["thousandths"] >= 1000
+    return str(table[key])
 
 
-def _over_dense(weight: FragmentBitmapWeight, n: int) -> float:
-    copies, x = _past_l2(weight), torch.randn(n, weight.shape[1], device=weight.records.device).to(weight.dtype)
-    dense = weight.to_dense()
-    dense_copies = [dense, *(dense.clone() for _ in range(1 + _L2_FACTOR * _l2_bytes(weight) // weight.dense_nbytes))]
+def dense_linear(x: Tensor, weight: Tensor, library: str) -> Tensor:
+    """``F.linear`` by a library of choice: ``"cublas"`` or ``"cublaslt"``."""
+    before = torch.backends.cuda.preferred_blas_library()
+    torch.backends.cuda.preferred_blas_library(library)
+    try:
+        return torch.nn.functional.linear(x, weight)
+    finally:
+        torch.backends.cuda.preferred_blas_library(before)
+
+
+def _race_dense(weight: FragmentBitmapWeight, n: int) -> dict[str, float]:
+    """Seconds of each way."""
+    x = torch.randn(n, weight.shape[1], device=weight.records.device).to(weight.dtype)
+    first = weight.to_dense()
+    dense = [first, *(first.clone() for _ in range(1 + _L2_FACTOR * _l2_bytes(weight) // weight.dense_nbytes))]
+    libraries = {name: [partial(dense_linear, x, copy, name) for copy in dense] for name in ("cublas", "cublaslt")}
     bench = Bench(samples=7)
     with bench.cuda_graphs():
-        row = bench.compare(
-            "", [partial(multiply, copy, x) for copy in copies],
-            [partial(torch.nn.functional.linear, x, copy) for copy in dense_copies],
-        )  # fmt: skip
-    assert row.ratio is not None
-    return row.ratio
+        row = bench.compare("", [partial(multiply, copy, x) for copy in _past_l2(weight)], libraries)
+    assert row.peer is not None
+    return {"bitmap": row.ours, row.peer_name: row.peer, **row.others}
 
 
 def _past_l2(weight: FragmentBitmapWeight) -> list[FragmentBitmapWeight]:
@@ -184,11 +199,14 @@ def _key(weight: FragmentBitmapWeight, n: int) -> str:
 def _fastest(weight: FragmentBitmapWeight, n: int, plans: list[FragmentPlan]) -> FragmentPlan:
     """By the clock."""
     copies, x = _past_l2(weight), torch.randn(n, weight.shape[1], device=weight.records.device).to(weight.dtype)
-    bench, times = Bench(samples=3, sample_seconds=1e-4), {}
-    with bench.cuda_graphs():
-        for plan in plans:
-            times[plan] = min(bench.seconds([partial(multiply, copy, x, plan) for copy in copies]))
-    return min(times, key=times.__getitem__)
+    quick, careful = Bench(samples=3, sample_seconds=1e-4), Bench(samples=9)
+    for bench in (quick, careful):
+        with bench.cuda_graphs():
+            times = {
+                plan: median(bench.seconds([partial(multiply, copy, x, plan) for copy in copies])) for plan in plans
+            }
+        plans = sorted(plans, key=times.__getitem__)[:_FINALISTS]
+    return plans[0]
 
 
 def _promise(weight: FragmentBitmapWeight, n: int, plan: FragmentPlan, split: int, resident: int) -> float:
@@ -217,7 +235,7 @@ def _kernels(chosen: tuple[tuple[str, int], ...], device: int) -> tuple[Kernel, 
 
 
 @cache
-def _table(gpu: str) -> dict[str, dict[str, int]]:
+def _table(gpu: str) -> dict[str, Any]:
     try:
         return dict(json.loads(_table_path(gpu).read_text()))
     except (FileNotFoundError, ValueError):
