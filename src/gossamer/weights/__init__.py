@@ -3,7 +3,7 @@
 In: a dense ``(out, in)`` matrix of a linear layer. Out: a frozen value that takes fewer bytes and multiplies.
 
 - :class:`BitmapWeight`: pruned weights; one bit per entry and the kept values (SpInfer, EuroSys 2025).
-- :class:`FragmentBitmapWeight`: the same for tensor cores, decoded in registers on a GPU.
+- :class:`FragmentBitmapWeight`, :class:`FragmentLosslessWeight`: both for tensor cores, decoded in registers on a GPU.
 - :class:`LosslessWeight`: bfloat16 weights, bit-exact, with their exponents coded (ZipServ, ASPLOS 2026).
 - :class:`DenseWeight`: the plain matrix with our own matrix-vector kernel, what the others are measured against.
 - :class:`CompressedLinear`: a drop-in for ``torch.nn.Linear`` on any of them.
@@ -19,12 +19,14 @@ from gossamer.weights._dense import DenseWeight
 from gossamer.weights._format import WeightFormat, describe, format_named, from_description
 from gossamer.weights._linear import CompressedLinear
 from gossamer.weights._lossless import LosslessWeight
+from gossamer.weights._lossless_fragments import FragmentLosslessWeight
 
 __all__ = [
     "BitmapWeight",
     "CompressedLinear",
     "DenseWeight",
     "FragmentBitmapWeight",
+    "FragmentLosslessWeight",
     "LosslessWeight",
     "WeightFormat",
     "describe",

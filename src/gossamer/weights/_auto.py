@@ -21,16 +21,16 @@ from torch.nn import functional as F
 from gossamer.core.files import write_json
 from gossamer.core.hardware import cache_dir, hardware
 from gossamer.core.measure import Bench, Contender, copies_past_cache
-from gossamer.weights._bitmap_fragments import FragmentBitmapWeight
 from gossamer.weights._dense import DenseWeight
 from gossamer.weights._format import SMALL_N, Matvec, WeightFormat
+from gossamer.weights._fragments import FragmentWeight
 
 _TABLE_VERSION = 1
 
 
 def kernel_pays(weight: WeightFormat, rows: int) -> bool:
     """Whether ``weight``'s own kernel beats decoding and ``F.linear`` for ``rows`` rows of activations."""
-    if isinstance(weight, FragmentBitmapWeight):
+    if isinstance(weight, FragmentWeight):
         return weight.kernel_runs(rows)
     if not 1 <= rows <= SMALL_N:
         return False

@@ -42,7 +42,8 @@ class WeightFormat(ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        _FORMATS[cls.name] = cls
+        if "name" in vars(cls):
+            _FORMATS[cls.name] = cls
 
     @classmethod
     @abstractmethod

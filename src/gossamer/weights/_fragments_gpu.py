@@ -1,6 +1,7 @@
-"""The GPU kernel of :class:`FragmentBitmapWeight`, and what runs it: a plan, found by measuring once.
+"""The GPU kernel of weights in fragment order, and what runs it: a plan, found by measuring once.
 
-The source is ``kernels/bitmap_fragments.cu``. It needs a GPU of compute capability 9.0 or newer.
+The source is ``kernels/fragment_prelude.cu``, then the format's decoder, then ``kernels/fragment_linear.cu``. It needs a
+GPU of compute capability 9.0 or newer.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from importlib.resources import files
@@ -24,7 +26,7 @@ from gossamer.core.measure import Bench, median
 from gossamer.core.nvrtc import Kernel, load_kernel
 
 if TYPE_CHECKING:
-    from gossamer.weights._bitmap_fragments import FragmentBitmapWeight
+    from gossamer.weights._fragments import FragmentWeight
 
 MAX_N = 32
 """More rows of activations than this are multiplied by the decoded matrix."""
@@ -37,7 +39,23 @@ _MEASURED, _FINALISTS = 40, 5
 _MARGIN = 1.03
 _L2_FACTOR = 4
 _SMS, _SHARED_BYTES, _REGISTERS, _WARPS = 132, 227 << 10, 1 << 16, 64  # of one H200, and of one multiprocessor of it
-_REGISTERS_A_THREAD = {(1, 1): 48, (1, 2): 64, (2, 1): 56, (2, 2): 72, (4, 1): 80, (4, 2): 104}  # of blocks, strips
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """The part of the kernel that is a format's own.
+
+    file: its source below ``kernels``. registers: of a thread, by blocks of eight rows, for one strip and for two.
+    """
+
+    file: str
+    registers: Mapping[int, tuple[int, int]]
+
+    def source(self) -> str:
+        """The whole CUDA source."""
+        folder = files("gossamer.weights") / "kernels"
+        names = ("fragment_prelude.cu", self.file, "fragment_linear.cu")
+        return "".join((folder / name).read_text(encoding="utf-8") for name in names)
 
 
 @dataclass(frozen=True)
@@ -59,25 +77,21 @@ class FragmentPlan:
         split = -(-tiles // self.splits)
         return (1 if self.chunk >= split else 2) * min(self.chunk, split) * _TILE_BYTES * _blocks(n)
 
-    def shared_bytes(self, weight: FragmentBitmapWeight, n: int) -> int:
+    def shared_bytes(self, weight: FragmentWeight, n: int) -> int:
         """Shared memory of a block."""
         stage = self.strips * _slot_bytes(weight) + 16
         return self.x_bytes(weight.tiles, n) + self.warps * self.stages * stage
 
 
-def source() -> str:
-    """The CUDA source."""
-    return (files("gossamer.weights") / "kernels" / "bitmap_fragments.cu").read_text(encoding="utf-8")
-
-
-def macros(plan: FragmentPlan, n: int, dtype: torch.dtype) -> dict[str, int]:
+def macros(plan: FragmentPlan, n: int, weight: FragmentWeight) -> dict[str, int]:
     """What the source is compiled with."""
     return {
-        "BLOCKS": _blocks(n), "STRIPS": plan.strips, "STAGES": plan.stages, "BFLOAT16": int(dtype == torch.bfloat16)
+        "BLOCKS": _blocks(n), "STRIPS": plan.strips, "STAGES": plan.stages,
+        "BFLOAT16": int(weight.dtype == torch.bfloat16), "ESCAPES": int(weight.escapes is not None),
     }  # fmt: skip
 
 
-def multiply(weight: FragmentBitmapWeight, x: Tensor, plan: FragmentPlan | None = None) -> Tensor:
+def multiply(weight: FragmentWeight, x: Tensor, plan: FragmentPlan | None = None) -> Tensor:
     """``x @ W.T`` for ``x`` of shape ``(n, in)``, n up to ``MAX_N``, with the dtype and on the GPU of the weight.
 
     The same bits come out every time: sums are taken in a fixed order. plan: the best known one if not given.
@@ -87,20 +101,23 @@ def multiply(weight: FragmentBitmapWeight, x: Tensor, plan: FragmentPlan | None 
     padding = weight.padded_columns - x.shape[1]
     x = torch.nn.functional.pad(x, (0, padding)) if padding else x.contiguous()
     y = torch.empty((n, rows), dtype=x.dtype, device=x.device)
-    partial = torch.empty((plan.splits, n, rows) if plan.splits > 1 else 0, dtype=torch.float32, device=x.device)
-    linear, add = _kernels(tuple(macros(plan, n, weight.dtype).items()), x.device.index or 0)
+    escapes = weight.escapes
+    apart = plan.splits > 1 or escapes is not None
+    partial = torch.empty((plan.splits, n, rows) if apart else 0, dtype=torch.float32, device=x.device)
+    linear, add = _kernels(weight.decoder.file, tuple(macros(plan, n, weight).items()), x.device.index or 0)
     linear.launch(
         (-(-weight.strips // (plan.strips * plan.warps)), plan.splits), 32 * plan.warps,
         weight.records, weight.offsets, x, y, partial, n, rows, weight.strips, weight.tiles,
-        -(-weight.tiles // plan.splits), plan.chunk, plan.x_bytes(weight.tiles, n), _slot_bytes(weight),
+        -(-weight.tiles // plan.splits), plan.chunk, plan.x_bytes(weight.tiles, n), _slot_bytes(weight), weight.constant,
         shared_bytes=plan.shared_bytes(weight, n),
     )  # fmt: skip
-    if plan.splits > 1:
-        add.launch(-(-y.numel() // _ADD_THREADS), _ADD_THREADS, partial, y, y.numel(), plan.splits)
+    if apart:
+        beside = () if escapes is None else (x, x.shape[1], rows, *escapes, weight.constant << 7)
+        add.launch(-(-y.numel() // _ADD_THREADS), _ADD_THREADS, partial, y, y.numel(), plan.splits, *beside)
     return y
 
 
-def candidates(weight: FragmentBitmapWeight, n: int) -> list[FragmentPlan]:
+def candidates(weight: FragmentWeight, n: int) -> list[FragmentPlan]:
     """Plans that fit, most promising first: multiprocessors evenly busy, with many warps, few splits."""
     scored = []
     for values in product((1, 2), (2, 3), (5, 7, 8, 10, 14, 16), (1, 2, 3, 4, 5, 6, 7, 8, 10, 13, 14, 16), (4, 8, 16)):
@@ -112,7 +129,7 @@ def candidates(weight: FragmentBitmapWeight, n: int) -> list[FragmentPlan]:
         resident = min(
             _SHARED_BYTES // (plan.shared_bytes(weight, n) + 1024),
             _WARPS // plan.warps,
-            _REGISTERS // (threads * _REGISTERS_A_THREAD[_blocks(n), plan.strips]),
+            _REGISTERS // (threads * weight.decoder.registers[_blocks(n)][plan.strips - 1]),
         )
         if resident:
             scored.append((_promise(weight, n, plan, split, resident), plan))
@@ -120,7 +137,7 @@ def candidates(weight: FragmentBitmapWeight, n: int) -> list[FragmentPlan]:
     return [plan for _, plan in scored[:_MEASURED]]
 
 
-def best_plan(weight: FragmentBitmapWeight, n: int) -> FragmentPlan:
+def best_plan(weight: FragmentWeight, n: int) -> FragmentPlan:
     """The plan for this shape, density and number of rows: measured once on this GPU, then read from a table on disk.
 
     Nothing is measured while a CUDA graph is being captured: the most promising candidate serves then.
@@ -139,8 +156,8 @@ def best_plan(weight: FragmentBitmapWeight, n: int) -> FragmentPlan:
     return plan if fits else candidates(weight, n)[0]
 
 
-def fastest_way(weight: FragmentBitmapWeight, n: int) -> str:
-    """``"bitmap"`` if it multiplies ``n`` rows clearly faster than dense, else the dense library to take.
+def fastest_way(weight: FragmentWeight, n: int) -> str:
+    """``"compressed"`` if that multiplies ``n`` rows clearly faster than dense, else the dense library to take.
 
     The libraries are ``"cublas"`` and ``"cublaslt"``, as :func:`dense_linear` names them.
 
@@ -152,7 +169,7 @@ def fastest_way(weight: FragmentBitmapWeight, n: int) -> str:
     if key not in table:
         seconds = _race_dense(weight, n)
         dense = min(("cublas", "cublaslt"), key=seconds.__getitem__)
-        table[key] = "bitmap" if seconds["bitmap"] * _MARGIN < seconds[dense] else dense
+        table[key] = "compressed" if seconds["compressed"] * _MARGIN < seconds[dense] else dense
         with contextlib.suppress(OSError):
             write_json(_table_path(gpu), table)
     return str(table[key])
@@ -168,7 +185,7 @@ def dense_linear(x: Tensor, weight: Tensor, library: str) -> Tensor:
         torch.backends.cuda.preferred_blas_library(before)
 
 
-def _race_dense(weight: FragmentBitmapWeight, n: int) -> dict[str, float]:
+def _race_dense(weight: FragmentWeight, n: int) -> dict[str, float]:
     """Seconds of each way."""
     x = torch.randn(n, weight.shape[1], device=weight.records.device).to(weight.dtype)
     first = weight.to_dense()
@@ -178,25 +195,25 @@ def _race_dense(weight: FragmentBitmapWeight, n: int) -> dict[str, float]:
     with bench.cuda_graphs():
         row = bench.compare("", [partial(multiply, copy, x) for copy in _past_l2(weight)], libraries)
     assert row.peer is not None
-    return {"bitmap": row.ours, row.peer_name: row.peer, **row.others}
+    return {"compressed": row.ours, row.peer_name: row.peer, **row.others}
 
 
-def _past_l2(weight: FragmentBitmapWeight) -> list[FragmentBitmapWeight]:
+def _past_l2(weight: FragmentWeight) -> list[FragmentWeight]:
     """Copies that exceed the L2 cache four times over."""
     return [weight, *(weight.clone() for _ in range(1 + _L2_FACTOR * _l2_bytes(weight) // weight.nbytes))]
 
 
-def _l2_bytes(weight: FragmentBitmapWeight) -> int:
+def _l2_bytes(weight: FragmentWeight) -> int:
     return int(torch.cuda.get_device_properties(weight.records.device).L2_cache_size)
 
 
-def _key(weight: FragmentBitmapWeight, n: int) -> str:
+def _key(weight: FragmentWeight, n: int) -> str:
     """Weights of one shape and, to a twentieth, one size share a plan."""
     size = round(20 * weight.nbytes / weight.dense_nbytes) / 20
-    return f"{weight.shape[0]}x{weight.shape[1]} n{8 * _blocks(n)} size {size:.2f}"
+    return f"{weight.name} {weight.shape[0]}x{weight.shape[1]} n{8 * _blocks(n)} size {size:.2f}"
 
 
-def _fastest(weight: FragmentBitmapWeight, n: int, plans: list[FragmentPlan]) -> FragmentPlan:
+def _fastest(weight: FragmentWeight, n: int, plans: list[FragmentPlan]) -> FragmentPlan:
     """By the clock."""
     copies, x = _past_l2(weight), torch.randn(n, weight.shape[1], device=weight.records.device).to(weight.dtype)
     quick, careful = Bench(samples=3, sample_seconds=1e-4), Bench(samples=9)
@@ -209,7 +226,7 @@ def _fastest(weight: FragmentBitmapWeight, n: int, plans: list[FragmentPlan]) ->
     return plans[0]
 
 
-def _promise(weight: FragmentBitmapWeight, n: int, plan: FragmentPlan, split: int, resident: int) -> float:
+def _promise(weight: FragmentWeight, n: int, plan: FragmentPlan, split: int, resident: int) -> float:
     blocks = -(-weight.strips // (plan.strips * plan.warps)) * plan.splits
     rounds = blocks / (_SMS * resident)
     share = -(-blocks // _SMS) if rounds <= 1 else resident
@@ -218,7 +235,7 @@ def _promise(weight: FragmentBitmapWeight, n: int, plan: FragmentPlan, split: in
     return busy * hidden * weight.tiles / (split * plan.splits) * (1 - 0.004 * plan.splits * n / 8)
 
 
-def _slot_bytes(weight: FragmentBitmapWeight) -> int:
+def _slot_bytes(weight: FragmentWeight) -> int:
     """Room for one record in shared memory; a pair's second load may read two bytes past the last value."""
     return 16 * weight.longest + 16
 
@@ -229,9 +246,9 @@ def _blocks(n: int) -> int:
 
 
 @cache
-def _kernels(chosen: tuple[tuple[str, int], ...], device: int) -> tuple[Kernel, Kernel]:
-    text = source()
-    return load_kernel(text, "bitmap_linear", chosen, device), load_kernel(text, "add_splits", chosen, device)
+def _kernels(decoder: str, chosen: tuple[tuple[str, int], ...], device: int) -> tuple[Kernel, Kernel]:
+    text = Decoder(decoder, {}).source()
+    return load_kernel(text, "fragment_linear", chosen, device), load_kernel(text, "add_splits", chosen, device)
 
 
 @cache

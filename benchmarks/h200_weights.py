@@ -1,4 +1,4 @@
-"""Bitmap weights on one GPU against dense cuBLAS: decode with 1 to 32 tokens in flight, 30 to 80 % zeros.
+"""Weights in fragment order on one GPU against dense cuBLAS: decode with 1 to 32 tokens in flight.
 
 Times are CUDA-graph replays; weights rotate over copies that exceed the L2 cache four times, so nobody reads them from
 there. The peer is the faster of cuBLAS and cuBLASLt as torch calls them. The six shapes are those of LLaMA-like layers
@@ -16,13 +16,16 @@ import torch
 from torch import Tensor
 
 from gossamer.core.measure import Bench, Row, claim, geometric_mean, worst
-from gossamer.weights import FragmentBitmapWeight
-from gossamer.weights._bitmap_fragments_gpu import dense_linear, fastest_way, multiply
+from gossamer.weights import FragmentBitmapWeight, FragmentLosslessWeight
+from gossamer.weights._fragments import FragmentWeight
+from gossamer.weights._fragments_gpu import dense_linear, fastest_way, multiply
 
 SHAPES = ((28672, 4096), (4096, 14336), (5120, 13824), (28672, 8192), (8192, 28672), (8192, 8192))
 SMALL = (4096, 4096)
 TOKENS = (1, 8, 16, 32)
-SOURCES = ("weights/_bitmap_fragments*.py", "weights/kernels/bitmap_fragments.cu", "core/nvrtc.py")
+COMMON = ("weights/_fragments*.py", "weights/kernels/fragment_*.cu", "core/nvrtc.py")
+BITMAP = (*COMMON, "weights/_bitmap_fragments.py", "weights/kernels/bitmap_tile.cu")
+LOSSLESS = (*COMMON, "weights/_lossless_fragments.py", "weights/kernels/nib12_tile.cu")
 PEER = "torch.nn.functional.linear, the faster of cuBLAS and cuBLASLt"
 _L2_BYTES = 60 << 20
 
@@ -36,11 +39,11 @@ def _against_dense(sparsity: int, bar: float) -> None:
         f"h200-bitmap-{sparsity}",
         text=f"bitmap fp16 linear at {sparsity} % sparsity against dense cuBLAS on an H200, 1 to 32 tokens",
         system=["SpInfer"], peer=PEER, peer_package="torch", unit="ratio", bar=bar, better="higher",
-        summary=geometric_mean, sources=SOURCES,
+        summary=geometric_mean, sources=BITMAP,
     )  # fmt: skip
     def measure(bench: Bench) -> Iterator[Row]:
         for shape in (*SHAPES, SMALL):
-            dense, stored = _weights(shape, sparsity / 100)
+            dense, stored = _pruned(shape, sparsity / 100)
             for tokens in TOKENS:
                 row = _compare(bench, dense, stored, tokens)
                 yield replace(row, case=f"{shape[0]}x{shape[1]} N={tokens}", counted=shape != SMALL)
@@ -60,26 +63,54 @@ for _sparsity, _bar in ((30, 1.0), (50, 1.15), (60, 1.25), (70, 1.4), (80, 1.6))
     bar=0.97,
     better="higher",
     summary=worst,
-    sources=SOURCES,
+    sources=BITMAP,
 )
 def dispatch(bench: Bench) -> Iterator[Row]:
     """Where the choice is dense, the row compares dense with itself; the note says which ran."""
     for sparsity in (30, 50, 60, 70, 80):
         for shape in (*SHAPES, SMALL):
-            dense, stored = _weights(shape, sparsity / 100)
+            dense, stored = _pruned(shape, sparsity / 100)
             for tokens in TOKENS:
                 way = fastest_way(stored[0], tokens)
                 row = _compare(bench, dense, stored, tokens, way)
                 yield replace(row, case=f"{shape[0]}x{shape[1]} {sparsity} % N={tokens}", note=way)
 
 
-def _weights(shape: tuple[int, int], sparsity: float) -> tuple[list[Tensor], list[FragmentBitmapWeight]]:
+@claim(
+    "h200-lossless",
+    text="bit-exact 12-bit bf16 linear against dense cuBLAS on an H200, 1 to 16 tokens (bytes allow 1.33x)",
+    system=["ZipServ"],
+    peer=PEER,
+    peer_package="torch",
+    unit="ratio",
+    bar=1.1,
+    better="higher",
+    summary=geometric_mean,
+    sources=LOSSLESS,
+)
+def lossless(bench: Bench) -> Iterator[Row]:
+    """Normal weights with a deviation of 0.02, as trained ones have it."""
+    for shape in (*SHAPES, SMALL):
+        dense = _normal(shape).bfloat16()
+        copies = _rotated(dense, FragmentLosslessWeight.from_dense(dense))
+        for tokens in TOKENS:
+            row = _compare(bench, *copies, tokens)
+            case = f"{shape[0]}x{shape[1]} N={tokens}"
+            yield replace(row, case=case, counted=shape != SMALL and tokens <= 16)
+
+
+def _normal(shape: tuple[int, int]) -> Tensor:
+    return torch.randn(shape, device="cuda", generator=torch.Generator("cuda").manual_seed(1234)) * 0.02
+
+
+def _pruned(shape: tuple[int, int], sparsity: float) -> tuple[list[Tensor], list[FragmentWeight]]:
+    keep = torch.rand(shape, device="cuda", generator=torch.Generator("cuda").manual_seed(5)) >= sparsity
+    dense = (_normal(shape) * keep).half()
+    return _rotated(dense, FragmentBitmapWeight.from_dense(dense))
+
+
+def _rotated(dense: Tensor, stored: FragmentWeight) -> tuple[list[Tensor], list[FragmentWeight]]:
     """Copies of one weight, dense and compressed, each set four times the L2 cache or two copies."""
-    generator = torch.Generator("cuda").manual_seed(1234)
-    weight = torch.randn(shape, device="cuda", generator=generator) * 0.02
-    keep = torch.rand(shape, device="cuda", generator=generator) >= sparsity
-    dense = (weight * keep).half()
-    stored = FragmentBitmapWeight.from_dense(dense)
     return (
         [dense, *(dense.clone() for _ in range(_copies(2 * dense.numel()) - 1))],
         [stored, *(stored.clone() for _ in range(_copies(stored.nbytes) - 1))],
@@ -91,16 +122,16 @@ def _copies(nbytes: int) -> int:
 
 
 def _compare(
-    bench: Bench, dense: Sequence[Tensor], stored: Sequence[FragmentBitmapWeight], tokens: int, way: str = "bitmap"
+    bench: Bench, dense: Sequence[Tensor], stored: Sequence[FragmentWeight], tokens: int, way: str = "compressed"
 ) -> Row:
-    x = torch.randn(tokens, dense[0].shape[1], device="cuda").half()
+    x = torch.randn(tokens, dense[0].shape[1], device="cuda").to(dense[0].dtype)
     peers: dict[str, Calls] = {
         name: [partial(dense_linear, x, weight, name) for weight in dense] for name in ("cublas", "cublaslt")
     }
-    ours: Calls = [partial(multiply, weight, x) for weight in stored] if way == "bitmap" else peers[way]
+    ours: Calls = [partial(multiply, weight, x) for weight in stored] if way == "compressed" else peers[way]
     expected = x.double() @ dense[0].double().T
     error = float((ours[0]().double() - expected).norm() / expected.norm())
-    assert error < 1e-3, f"relative error {error}"
+    assert error < 8 * torch.finfo(x.dtype).eps, f"relative error {error}"
     with bench.cuda_graphs():
         row = bench.compare("", ours, peers)
     return replace(row, note=f"{stored[0].nbytes / row.ours * 1e-9:.0f} GB/s of weights")
