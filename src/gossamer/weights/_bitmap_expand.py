@@ -33,6 +33,7 @@ from gossamer.core.jit import (
     load_from,
     popcount,
     popcount_low,
+    settle,
 )
 
 FEATURES = frozenset({"avx2", "fma", "f16c", "popcnt", "bmi2"})
@@ -149,16 +150,9 @@ def expand_four(values: Any, place: int, table: int, marks: int) -> tuple[Any, A
 
 @intrinsic
 def settled(typing: Any, total: Any, place: Any) -> tuple[Any, Code]:
-    """Both arguments, computed before anything that follows is begun; costs no instruction.
-
-    An empty piece of assembly, which LLVM takes for one that reads and writes memory and changes both.
-    """
+    """Both arguments, computed before anything that follows is begun (:func:`gossamer.core.jit.settle`)."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        both = ir.LiteralStructType([FLOATS, LONG])
-        nothing = ir.InlineAsm(ir.FunctionType(both, [FLOATS, LONG]), "", "=x,=r,0,1,~{memory}", side_effect=True)
-        result = builder.call(nothing, arguments)
-        parts = [builder.extract_value(result, number) for number in range(2)]
-        return context.make_tuple(builder, signature.return_type, parts)
+        return context.make_tuple(builder, signature.return_type, settle(builder, arguments))
 
     return types.Tuple([Floats, types.int64])(Floats, types.int64), code

@@ -13,7 +13,6 @@ import numpy as np
 from numba import prange
 
 from gossamer.core.jit import (
-    add8,
     address,
     entry,
     inlined,
