@@ -130,6 +130,22 @@ def splat(kind: ir.VectorType, value: int) -> ir.Constant:
     return ir.Constant(kind, [value] * kind.count)
 
 
+def settle(builder: Any, values: Sequence[ir.Value]) -> list[ir.Value]:
+    """The same integers and vectors, computed before any load that follows, and unknown to LLVM (x86 only).
+
+    It keeps LLVM from working on several rows at a time with more registers than there are, and from taking a constant
+    for something that can be made anew. An empty piece of assembly, said to change the values and read memory: no code.
+    """
+    kinds = [value.type for value in values]
+    places = ["x" if isinstance(kind, ir.VectorType) else "r" for kind in kinds]
+    constraints = [*(f"={place}" for place in places), *map(str, range(len(kinds))), "~{memory}"]
+    several = len(kinds) > 1
+    result = ir.LiteralStructType(kinds) if several else kinds[0]
+    nothing = ir.InlineAsm(ir.FunctionType(result, kinds), "", ",".join(constraints), side_effect=True)
+    same = builder.call(nothing, values)
+    return [builder.extract_value(same, number) for number in range(len(kinds))] if several else [same]
+
+
 Code = Callable[[Any, Any, Any, Any], Any]
 
 

@@ -6,7 +6,7 @@ of 32 bytes gives the shuffle for every byte. For bfloat16 it drops each kept va
 
 What bounds the speed is the number of loads and instructions per byte. Four bytes are therefore spread at once into the
 four table offsets (:func:`table_offsets`), and where the values of a byte start is counted on those offsets as they
-stand, since shifting a byte does not change its number of bits (:func:`add_four`).
+stand, since shifting a byte does not change its number of bits (:func:`expand_four`).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from gossamer.core.jit import (
     inlined,
     item_bytes,
     load_from,
-    multiply_add8,
     popcount,
     popcount_low,
+    settle,
 )
 
 FEATURES = frozenset({"avx2", "fma", "f16c", "popcnt", "bmi2"})
@@ -148,12 +148,11 @@ def expand_four(values: Any, place: int, table: int, marks: int) -> tuple[Any, A
     )
 
 
-@inlined
-def add_four(
-    values: Any, place: int, table: int, marks: int, x: tuple[Any, Any, Any, Any], even: Any, odd: Any
-) -> tuple[Any, Any, int]:
-    """Add 32 weights times ``x`` to two running totals; also the place of the values that follow."""
-    first, second, third, fourth, place = expand_four(values, place, table, marks)
-    even = multiply_add8(third, x[2], multiply_add8(first, x[0], even))
-    odd = multiply_add8(fourth, x[3], multiply_add8(second, x[1], odd))
-    return even, odd, place
+@intrinsic
+def settled(typing: Any, total: Any, place: Any) -> tuple[Any, Code]:
+    """Both arguments, computed before anything that follows is begun (:func:`gossamer.core.jit.settle`)."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return context.make_tuple(builder, signature.return_type, settle(builder, arguments))
+
+    return types.Tuple([Floats, types.int64])(Floats, types.int64), code

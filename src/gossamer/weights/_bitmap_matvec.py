@@ -1,7 +1,8 @@
 """Row-layout bitmap weight times a few vectors: AVX2 code, and plain loops for any other processor.
 
-Two runs of rows are read side by side, as the dense product does with four; a register of ``x`` then serves both. The
-decoding of a byte feeds one vector (:func:`rows_matvec`) or four (:func:`rows_matmul`).
+Four runs of rows are read side by side, as in the dense product; a register of ``x`` then serves all four, which
+matters because loads bound the speed. The decoding of a byte feeds one vector (:func:`rows_matvec`) or four
+(:func:`rows_matmul`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import numpy as np
 from numba import prange
 
 from gossamer.core.jit import (
-    add8,
     address,
     entry,
     inlined,
@@ -27,16 +27,14 @@ from gossamer.core.jit import (
     sum8,
     zeros8,
 )
-from gossamer.weights._bitmap_expand import add_four, expand_four
+from gossamer.weights._bitmap_expand import expand_four, settled
 
 _AHEAD = 2048  # bytes between what is read and what is asked for
 
 
 @inlined
 def _padded(x: Any, words: int) -> Any:
-    """``x`` with zeros up to ``64 * words`` columns; itself if it has as many."""
-    if len(x) == 64 * words:
-        return x
+    """A copy of ``x`` with zeros up to ``64 * words`` columns, at an address that suits vector loads."""
     longer = np.zeros(64 * words, np.float32)
     longer[: len(x)] = x
     return longer
@@ -44,7 +42,7 @@ def _padded(x: Any, words: int) -> Any:
 
 @inlined
 def _ask_for(values: Any, place: int) -> None:
-    """Prefetch what 32 columns half full of values use, ``_AHEAD`` bytes from now."""
+    """Prefetch what 64 columns half full of values use, ``_AHEAD`` bytes from now."""
     prefetch(place + _AHEAD)
     if item_bytes(values) == 4:
         prefetch(place + _AHEAD + 64)
@@ -55,39 +53,70 @@ def _load_four(x: int) -> tuple[Any, Any, Any, Any]:
     return load8(x), load8(x + 32), load8(x + 64), load8(x + 96)
 
 
+@inlined
+def _add_row(values: Any, place: int, table: int, marks: int, x: tuple[Any, Any, Any, Any], total: Any) -> Any:
+    """Add 32 weights of a row times ``x`` to its running total; also the place of the values that follow.
+
+    Nothing of the next row is begun before: all rows at once need more registers than there are.
+    """
+    first, second, third, fourth, place = expand_four(values, place, table, marks)
+    total = multiply_add8(second, x[1], multiply_add8(first, x[0], total))
+    total = multiply_add8(fourth, x[3], multiply_add8(third, x[2], total))
+    return settled(total, place)
+
+
+@inlined
+def _add_rows(values: Any, places: Any, table: int, near: int, gap: int, far: int, x: int, totals: Any) -> Any:
+    """Add 32 weights of each of four rows to four totals; also the places of the values that follow.
+
+    near, near + gap, near + 2 * gap, far: addresses of the rows' marks. x: address.
+    """
+    a, b, c, d = places
+    four = _load_four(x)
+    first, a = _add_row(values, a, table, load_half_word(near), four, totals[0])
+    second, b = _add_row(values, b, table, load_half_word(near + gap), four, totals[1])
+    third, c = _add_row(values, c, table, load_half_word(near + 2 * gap), four, totals[2])
+    fourth, d = _add_row(values, d, table, load_half_word(far), four, totals[3])
+    return (first, second, third, fourth), (a, b, c, d)
+
+
 @kernel
-def _two_runs(bitmap: Any, values: Any, offsets: Any, x: Any, out: Any, table: Any, first: int, last: int) -> None:
+def _four_runs(bitmap: Any, values: Any, offsets: Any, x: Any, out: Any, table: Any, first: int, last: int) -> None:
     words = len(x) // 64
     size, row_marks = item_bytes(values), 8 * words
     marks, data, x0, shuffles = address(bitmap), address(values), address(x), address(table)
-    run = (last - first) // 2
+    run = (last - first) // 4
     gap = row_marks * run
     for row in range(first, first + run):
-        a, b = data + size * offsets[row], data + size * offsets[row + run]
-        a0, a1, b0, b1 = zeros8(), zeros8(), zeros8(), zeros8()
+        b, c, d = row + run, row + 2 * run, row + 3 * run
+        places = (
+            data + size * offsets[row], data + size * offsets[b], data + size * offsets[c], data + size * offsets[d],
+        )  # fmt: skip
+        totals = (zeros8(), zeros8(), zeros8(), zeros8())
         near, x_near = marks + row_marks * row, x0
-        for _ in range(2 * words):
-            _ask_for(values, a)
-            _ask_for(values, b)
-            four = _load_four(x_near)
-            a0, a1, a = add_four(values, a, shuffles, load_half_word(near), four, a0, a1)
-            b0, b1, b = add_four(values, b, shuffles, load_half_word(near + gap), four, b0, b1)
-            near, x_near = near + 4, x_near + 128
-        out[row], out[row + run] = sum8(add8(a0, a1)), sum8(add8(b0, b1))
-    for row in range(first + 2 * run, last):
-        a = data + size * offsets[row]
-        a0, a1 = zeros8(), zeros8()
+        far = near + 3 * gap
+        for _ in range(words):
+            for place in places:
+                _ask_for(values, place)
+            totals, places = _add_rows(values, places, shuffles, near, gap, far, x_near, totals)
+            totals, places = _add_rows(values, places, shuffles, near + 4, gap, far + 4, x_near + 128, totals)
+            total_a, near = settled(totals[0], near + 8)  # or LLVM would keep a pointer for every row
+            total_d, far = settled(totals[3], far + 8)
+            totals, x_near = (total_a, totals[1], totals[2], total_d), x_near + 256
+        out[row], out[b], out[c], out[d] = sum8(totals[0]), sum8(totals[1]), sum8(totals[2]), sum8(totals[3])
+    for row in range(first + 4 * run, last):
+        place, total = data + size * offsets[row], zeros8()
         for step in range(2 * words):
-            four = _load_four(x0 + 128 * step)
-            a0, a1, a = add_four(values, a, shuffles, load_half_word(marks + row_marks * row + 4 * step), four, a0, a1)
-        out[row] = sum8(add8(a0, a1))
+            marked = load_half_word(marks + row_marks * row + 4 * step)
+            total, place = _add_row(values, place, shuffles, marked, _load_four(x0 + 128 * step), total)
+        out[row] = sum8(total)
 
 
 @kernel
 def rows_matvec(bitmap: Any, values: Any, offsets: Any, x: Any, out: Any, table: Any, shares: Any) -> None:
     """``out = W @ x`` on one thread, with AVX2. Arrays as in the row layout; table: of ``expand8``."""
     padded = _padded(x, len(bitmap) // len(out))
-    _two_runs(bitmap, values, offsets, padded, out, table, 0, len(out))
+    _four_runs(bitmap, values, offsets, padded, out, table, 0, len(out))
 
 
 @parallel_kernel
@@ -95,7 +124,7 @@ def rows_matvec_threaded(bitmap: Any, values: Any, offsets: Any, x: Any, out: An
     """The same, each run of rows between two entries of ``shares`` on a thread of its own."""
     padded = _padded(x, len(bitmap) // len(out))
     for share in prange(len(shares) - 1):
-        _two_runs(bitmap, values, offsets, padded, out, table, shares[share], shares[share + 1])
+        _four_runs(bitmap, values, offsets, padded, out, table, shares[share], shares[share + 1])
 
 
 @inlined

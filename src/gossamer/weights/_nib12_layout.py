@@ -112,7 +112,7 @@ class Nib12:
     def product(self, count: int, threads: int, features: frozenset[str]) -> Callable[[np.ndarray, np.ndarray], None]:
         """``f(x, out)``: ``out = x @ W.T``, ``x`` float32 ``(count, columns)``, ``out`` float32 ``(count, rows)``."""
         kind = Shuffled if "avx2" in features else Selected
-        variant = kind(runs=(0,) * (2 if count <= 2 else 1), batch=(0,) * count)
+        variant = kind(runs=(0,) * {1: 4, 2: 2}.get(count, 1), batch=(0,) * count)
         stored = (self.plane, self.codes, self.starts, self.columns, self.values, self.base)
         if threads == 1:
             return lambda x, out: multiply(*stored, x, out, variant)

@@ -29,7 +29,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from gossamer.core.jit import BYTE, FLOATS, HALF, INT, LANES, LONG, Code, Floats, call_llvm, splat
+from gossamer.core.jit import BYTE, FLOATS, HALF, INT, LANES, LONG, Code, Floats, call_llvm, settle, splat
 from gossamer.weights._lossless_ir import Value, at, broadcast, load, loop, shuffle, store
 
 BLOCK, BLOCK_HALF = 64, 32
@@ -127,12 +127,15 @@ def row_dots(
     variant: a :class:`Shuffled` or a :class:`Selected`; its type says which code, for how many rows and vectors.
     """
     runs, count = (len(kind) for kind in variant.types)
-    lookup = _by_shuffle if variant.instance_class is Shuffled else _by_selection
+    shuffled = variant.instance_class is Shuffled
     result = types.UniTuple(Floats, runs * count)
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Value:
         plane, codes, apart, blocks, base, x, _ = arguments
-        exponents = lookup(builder, base)
+        exponents = _by_shuffle(builder, base) if shuffled else _by_selection(builder, base)
+        upper: Value = splat(_LANES, 0xFFFF0000)
+        if shuffled:  # LLVM would take a known mask apart into a zero and a blend
+            (upper,) = settle(builder, [upper])
         chains = max(1, 4 // (runs * count))  # four partial sums hide each other's delay, more do not fit in registers
         between = builder.mul(apart, blocks)
 
@@ -145,7 +148,8 @@ def row_dots(
                 signs = builder.add(plane, builder.mul(place, LONG(BLOCK)))
                 packed = builder.add(codes, builder.mul(place, LONG(BLOCK_HALF)))
                 of_run = sums[run * count * chains : (run + 1) * count * chains]
-                results += _block_dots(builder, signs, packed, exponents, vectors, of_run)
+                of_run = _block_dots(builder, signs, packed, exponents, upper, vectors, of_run)
+                results += settle(builder, of_run) if shuffled and runs > 1 else of_run
             return results
 
         sums = loop(builder, blocks, [ir.Constant(FLOATS, None)] * (runs * count * chains), step)
@@ -156,9 +160,10 @@ def row_dots(
 
 
 def _block_dots(
-    builder: Any, signs: Value, packed: Value, exponents: Exponents, vectors: list[Value], sums: list[Value]
-) -> list[Value]:
-    """Add the products of one block to the partial sums, several for each vector."""
+    builder: Any, signs: Value, packed: Value, exponents: Exponents, upper: Value, vectors: list[Value],
+    sums: list[Value],
+) -> list[Value]:  # fmt: skip
+    """Add the products of one block to the partial sums, several for each vector. upper: the mask of upper halves."""
     for place, ahead in ((signs, 2 * _AHEAD), (packed, _AHEAD)):
         line = builder.inttoptr(at(builder, place, ahead), BYTE.as_pointer())
         call_llvm(builder, "llvm.prefetch.p0", ir.VoidType(), [line, INT(0), INT(3), INT(1)])
@@ -166,7 +171,7 @@ def _block_dots(
         builder.bitcast(lanes, FLOATS)
         for pair in _patterns(builder, signs, packed, exponents)
         for words in pair
-        for lanes in _even_and_odd(builder, words)
+        for lanes in _even_and_odd(builder, words, upper)
     ]
     chains = len(sums) // len(vectors)
     sums = list(sums)
@@ -251,9 +256,9 @@ def _by_selection(builder: Any, base: Value) -> Exponents:
     return exponents
 
 
-def _even_and_odd(builder: Any, words: Value) -> tuple[Value, Value]:
+def _even_and_odd(builder: Any, words: Value, upper: Value) -> tuple[Value, Value]:
     lanes = builder.bitcast(words, _LANES)
-    return builder.shl(lanes, splat(_LANES, 16)), builder.and_(lanes, splat(_LANES, 0xFFFF0000))
+    return builder.shl(lanes, splat(_LANES, 16)), builder.and_(lanes, upper)
 
 
 def _narrow(builder: Any, first: Value, second: Value) -> Value:
