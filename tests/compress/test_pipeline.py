@@ -102,6 +102,14 @@ def test_a_repeated_run_is_taken_as_done_and_another_is_refused(dense_folder: Pa
     assert weights_of(out) == before
 
 
+def test_a_relative_path_is_remembered_as_an_absolute_one(
+    dense_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(dense_folder.parent)
+    out = compress(dense_folder.name, tmp_path / "out", Settings(format="bitmap", **SMALL), TEXT)
+    assert read_about(out)["run"]["model"] == str(dense_folder)
+
+
 class Stop(Exception):
     """Thrown from the progress call."""
 

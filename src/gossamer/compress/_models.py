@@ -73,7 +73,9 @@ def load_dense(name_or_path: str | os.PathLike[str], dtype: torch.dtype = torch.
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     _check_plain(model, source)
     gather_weights(model)
-    return DenseModel(model, tokenizer, os.fspath(name_or_path), folder)
+    # a compressed folder names its dense model, and may be evaluated from another working directory
+    name = os.path.abspath(name_or_path) if os.path.exists(name_or_path) else os.fspath(name_or_path)
+    return DenseModel(model, tokenizer, name, folder)
 
 
 def _converted(gguf: Path, dtype: torch.dtype) -> Path:

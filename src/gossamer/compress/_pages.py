@@ -31,9 +31,22 @@ def gather_weights(model: nn.Module) -> None:
     starts = np.cumsum([0, *(-(-_nbytes(tensor) // _LINE) * _LINE for tensor in tensors)])
     room = np.empty(int(starts[-1]) + _LINE, np.uint8)
     block = torch.from_numpy(room)[-room.ctypes.data % _LINE :]
+    owners = _buffers_of(model)
     for tensor, start in zip(tensors, starts.tolist(), strict=False):
-        place = block[start : start + _nbytes(tensor)].view(tensor.dtype).view(tensor.shape)
-        tensor.data = place.copy_(tensor.data)
+        place = block[start : start + _nbytes(tensor)].view(tensor.dtype).view(tensor.shape).copy_(tensor.data)
+        if isinstance(tensor, nn.Parameter):
+            tensor.data = place
+        for module, name in owners.get(id(tensor), ()):
+            module._buffers[name] = place  # a loaded buffer may be a view, which would keep the whole file mapped
+
+
+def _buffers_of(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
+    """Who holds which buffer, by the buffer's id."""
+    owners: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            owners.setdefault(id(buffer), []).append((module, name))
+    return owners
 
 
 def _nbytes(tensor: Tensor) -> int:
