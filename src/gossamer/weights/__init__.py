@@ -4,6 +4,8 @@ In: a dense ``(out, in)`` matrix of a linear layer. Out: a frozen value that tak
 
 - :class:`BitmapWeight`: pruned weights; one bit per entry and the kept values (SpInfer, EuroSys 2025).
 - :class:`LosslessWeight`: bfloat16 weights, bit-exact, with their exponents coded (ZipServ, ASPLOS 2026).
+- :class:`NMWeight`: N of every M inputs, the same for 32 or more outputs (NM-SpMM, IPDPS 2025); :class:`NMPattern`,
+  :func:`nm_mask` and :func:`nm_prune` choose them, :func:`nm_pack` and :func:`nm_spmm_model` plan GPU products.
 - :class:`DenseWeight`: the plain matrix with our own matrix-vector kernel, what the others are measured against.
 - :class:`CompressedLinear`: a drop-in for ``torch.nn.Linear`` on any of them.
 - :class:`WeightFormat`: the contract; :func:`format_named` finds a format by its name, :func:`describe` and
@@ -17,15 +19,30 @@ from gossamer.weights._dense import DenseWeight
 from gossamer.weights._format import WeightFormat, describe, format_named, from_description
 from gossamer.weights._linear import CompressedLinear
 from gossamer.weights._lossless import LosslessWeight
+from gossamer.weights._nm import NMWeight
+from gossamer.weights._nm_model import A100, H200, NMDevice, NMPlan, nm_spmm_model
+from gossamer.weights._nm_packed import NMPacked, nm_pack
+from gossamer.weights._nm_pattern import NMPattern, nm_mask, nm_prune
 
 __all__ = [
+    "A100",
+    "H200",
     "BitmapWeight",
     "CompressedLinear",
     "DenseWeight",
     "LosslessWeight",
+    "NMDevice",
+    "NMPacked",
+    "NMPattern",
+    "NMPlan",
+    "NMWeight",
     "WeightFormat",
     "describe",
     "format_named",
     "from_description",
+    "nm_mask",
+    "nm_pack",
+    "nm_prune",
+    "nm_spmm_model",
     "speed_over_dense",
 ]
