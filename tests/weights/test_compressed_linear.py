@@ -13,6 +13,7 @@ from gossamer.weights import (
     DenseWeight,
     LosslessWeight,
     NMWeight,
+    SparseLosslessWeight,
     WeightFormat,
     describe,
 )
@@ -23,7 +24,7 @@ def half_sparse(out: int, into: int, dtype: torch.dtype = torch.bfloat16) -> tor
     return (weight * (torch.rand(out, into, generator=torch.Generator().manual_seed(1)) < 0.5)).to(dtype)
 
 
-@pytest.fixture(params=[BitmapWeight, LosslessWeight, DenseWeight, NMWeight])
+@pytest.fixture(params=[BitmapWeight, LosslessWeight, DenseWeight, NMWeight, SparseLosslessWeight])
 def weight(request: pytest.FixtureRequest) -> WeightFormat:
     return request.param.from_dense(half_sparse(37, 83))
 

@@ -4,6 +4,7 @@ In: a dense ``(out, in)`` matrix of a linear layer. Out: a frozen value that tak
 
 - :class:`BitmapWeight`: pruned weights; one bit per entry and the kept values (SpInfer, EuroSys 2025).
 - :class:`LosslessWeight`: bfloat16 weights, bit-exact, with their exponents coded (ZipServ, ASPLOS 2026).
+- :class:`SparseLosslessWeight`: pruned bfloat16 weights, bit-exact, by a bitmap and coded exponents together.
 - :class:`NMWeight`: N of every M inputs, the same for 32 or more outputs (NM-SpMM, IPDPS 2025); :class:`NMPattern`,
   :func:`nm_mask` and :func:`nm_prune` choose them, :func:`nm_pack` and :func:`nm_spmm_model` plan GPU products.
 - :class:`DenseWeight`: the plain matrix with our own matrix-vector kernel, what the others are measured against.
@@ -23,6 +24,7 @@ from gossamer.weights._nm import NMWeight
 from gossamer.weights._nm_model import A100, H200, NMDevice, NMPlan, nm_spmm_model
 from gossamer.weights._nm_packed import NMPacked, nm_pack
 from gossamer.weights._nm_pattern import NMPattern, nm_mask, nm_prune
+from gossamer.weights._sparse_lossless import SparseLosslessWeight
 
 __all__ = [
     "A100",
@@ -36,6 +38,7 @@ __all__ = [
     "NMPattern",
     "NMPlan",
     "NMWeight",
+    "SparseLosslessWeight",
     "WeightFormat",
     "describe",
     "format_named",
