@@ -8,6 +8,7 @@ In: a dense ``(out, in)`` matrix of a linear layer. Out: a frozen value that tak
 - :class:`NMWeight`: N of every M inputs, the same for 32 or more outputs (NM-SpMM, IPDPS 2025); :class:`NMPattern`,
   :func:`nm_mask` and :func:`nm_prune` choose them, :func:`nm_pack` and :func:`nm_spmm_model` plan GPU products.
 - :class:`DenseWeight`: the plain matrix with our own matrix-vector kernel, what the others are measured against.
+- :func:`pack_checkpoint` and :class:`PackedCheckpoint`: whole safetensors checkpoints in fewer bytes, bit for bit.
 - :class:`CompressedLinear`: a drop-in for ``torch.nn.Linear`` on any of them.
 - :class:`WeightFormat`: the contract; :func:`format_named` finds a format by its name, :func:`describe` and
   :func:`from_description` take one apart and put it together again.
@@ -24,6 +25,8 @@ from gossamer.weights._nm import NMWeight
 from gossamer.weights._nm_model import A100, H200, NMDevice, NMPlan, nm_spmm_model
 from gossamer.weights._nm_packed import NMPacked, nm_pack
 from gossamer.weights._nm_pattern import NMPattern, nm_mask, nm_prune
+from gossamer.weights._pack import pack_checkpoint
+from gossamer.weights._packed import PackedCheckpoint, PackedTensor
 from gossamer.weights._sparse_lossless import SparseLosslessWeight
 
 __all__ = [
@@ -38,6 +41,8 @@ __all__ = [
     "NMPattern",
     "NMPlan",
     "NMWeight",
+    "PackedCheckpoint",
+    "PackedTensor",
     "SparseLosslessWeight",
     "WeightFormat",
     "describe",
@@ -47,5 +52,6 @@ __all__ = [
     "nm_pack",
     "nm_prune",
     "nm_spmm_model",
+    "pack_checkpoint",
     "speed_over_dense",
 ]
