@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from gossamer.weights._in_order import in_order
-from gossamer.weights._piece import Piece, encode, joined, pieces
+from gossamer.weights._piece import Piece, encode, parts, pieces
 from gossamer.weights._record_file import HEAD_BYTES, Kind, RecordFile, RecordWriter, partial_of
 from gossamer.weights._safetensors_files import SafetensorsFile, StoredTensor, checkpoint_files
 
 KIND = Kind(b"gossampk", 1, "packed checkpoint")
-PIECE_BYTES = 32 << 20
+PIECE_BYTES = 8 << 20
 
 Progress = Callable[[str, int, int], None]
 """Called as ``progress(what, done, total)``, in bytes of the checkpoint."""
@@ -68,14 +68,14 @@ def pack_checkpoint(
             places.append(writer.write(header, payload))
             done += job.nbytes
             progress("packing", done, total)
-        writer.write({"kind": "end", "records": len(places)}, np.array(places, np.uint64))
+        writer.write({"kind": "end", "records": len(places)}, [np.array(places, np.uint64)])
         writer.finish()
     finally:
         writer.close()
     return out
 
 
-Written = tuple[dict[str, Any], np.ndarray | bytes]
+Written = tuple[dict[str, Any], list[np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -95,10 +95,10 @@ class _Job:
 
     def __call__(self) -> Written:
         if self.file is None or self.tensor is None or self.piece is None:
-            return self.header, self.payload
+            return self.header, [np.frombuffer(self.payload, np.uint8)]
         data = self.file.read(self.tensor.start + self.piece.start, self.nbytes)
         description, arrays = encode(data, self.piece)
-        return {**self.header, "crc": zlib.crc32(data.data), **description}, joined(arrays)
+        return {**self.header, "crc": zlib.crc32(data.data), **description}, parts(arrays)
 
 
 def _jobs(files: list[SafetensorsFile], index: Path | None, piece_bytes: int) -> Iterator[_Job]:

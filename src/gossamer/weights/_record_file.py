@@ -17,7 +17,7 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -153,13 +153,16 @@ class RecordWriter:
             self._file.write(_HEAD.pack(kind.magic, kind.version, 0))
         self._last = 0
 
-    def write(self, header: Mapping[str, Any], payload: np.ndarray | bytes = b"") -> int:
-        """Append one record and hand it to the operating system; where it begins."""
+    def write(self, header: Mapping[str, Any], payload: Sequence[np.ndarray] = ()) -> int:
+        """Append one record, its payload in parts, and hand it to the operating system; where it begins."""
         text = json.dumps(header, separators=(",", ":")).encode()
-        data = memoryview(payload) if isinstance(payload, bytes) else payload.data
+        crc, size = 0, sum(part.nbytes for part in payload)
+        for part in payload:
+            crc = zlib.crc32(part.data, crc)
         self._last = self._file.tell()
-        self._file.write(_PREAMBLE.pack(len(text), data.nbytes, zlib.crc32(text), zlib.crc32(data)) + text)
-        self._file.write(data)
+        self._file.write(_PREAMBLE.pack(len(text), size, zlib.crc32(text), crc) + text)
+        for part in payload:
+            self._file.write(part.data)
         self._file.flush()
         return self._last
 
