@@ -7,6 +7,8 @@ In: a dense ``(out, in)`` matrix of a linear layer. Out: a frozen value that tak
 - :class:`SparseLosslessWeight`: pruned bfloat16 weights, bit-exact, by a bitmap and coded exponents together.
 - :class:`NMWeight`: N of every M inputs, the same for 32 or more outputs (NM-SpMM, IPDPS 2025); :class:`NMPattern`,
   :func:`nm_mask` and :func:`nm_prune` choose them, :func:`nm_pack` and :func:`nm_spmm_model` plan GPU products.
+- :class:`STBWeight`: signs and regions on an N:8 structure (STBLLM, ICLR 2025), with its real bits;
+  :func:`stb_quantize` makes the :class:`STBLevels` that it packs.
 - :class:`DenseWeight`: the plain matrix with our own matrix-vector kernel, what the others are measured against.
 - :func:`pack_checkpoint` and :class:`PackedCheckpoint`: whole safetensors checkpoints in fewer bytes, bit for bit.
 - :class:`CompressedLinear`: a drop-in for ``torch.nn.Linear`` on any of them.
@@ -28,6 +30,8 @@ from gossamer.weights._nm_pattern import NMPattern, nm_mask, nm_prune
 from gossamer.weights._pack import pack_checkpoint
 from gossamer.weights._packed import PackedCheckpoint, PackedTensor
 from gossamer.weights._sparse_lossless import SparseLosslessWeight
+from gossamer.weights._stb import STBWeight
+from gossamer.weights._stb_quantise import STBLevels, stb_quantize
 
 __all__ = [
     "A100",
@@ -43,6 +47,8 @@ __all__ = [
     "NMWeight",
     "PackedCheckpoint",
     "PackedTensor",
+    "STBLevels",
+    "STBWeight",
     "SparseLosslessWeight",
     "WeightFormat",
     "describe",
@@ -54,4 +60,5 @@ __all__ = [
     "nm_spmm_model",
     "pack_checkpoint",
     "speed_over_dense",
+    "stb_quantize",
 ]
