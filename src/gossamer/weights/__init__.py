@@ -11,6 +11,7 @@ In: a dense ``(out, in)`` matrix of a linear layer. Out: a frozen value that tak
   :func:`stb_quantize` makes the :class:`STBLevels` that it packs.
 - :class:`DenseWeight`: the plain matrix with our own matrix-vector kernel, what the others are measured against.
 - :func:`pack_checkpoint` and :class:`PackedCheckpoint`: whole safetensors checkpoints in fewer bytes, bit for bit.
+- :func:`save_bitmask` and :func:`load_bitmask`: bitmap weights in the format of the package compressed-tensors.
 - :class:`CompressedLinear`: a drop-in for ``torch.nn.Linear`` on any of them.
 - :class:`WeightFormat`: the contract; :func:`format_named` finds a format by its name, :func:`describe` and
   :func:`from_description` take one apart and put it together again.
@@ -19,6 +20,7 @@ In: a dense ``(out, in)`` matrix of a linear layer. Out: a frozen value that tak
 
 from gossamer.weights._auto import speed_over_dense
 from gossamer.weights._bitmap import BitmapWeight
+from gossamer.weights._bitmask import from_bitmask, load_bitmask, save_bitmask, to_bitmask
 from gossamer.weights._dense import DenseWeight
 from gossamer.weights._format import WeightFormat, describe, format_named, from_description
 from gossamer.weights._linear import CompressedLinear
@@ -53,12 +55,16 @@ __all__ = [
     "WeightFormat",
     "describe",
     "format_named",
+    "from_bitmask",
     "from_description",
+    "load_bitmask",
     "nm_mask",
     "nm_pack",
     "nm_prune",
     "nm_spmm_model",
     "pack_checkpoint",
+    "save_bitmask",
     "speed_over_dense",
     "stb_quantize",
+    "to_bitmask",
 ]
