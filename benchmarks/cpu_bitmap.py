@@ -69,31 +69,6 @@ def against_torch_fp32(bench: Bench) -> Iterator[Row]:
     yield from _rows(bench, torch.float32, _torch_linear)
 
 
-@claim(
-    "cpu-bitmap-fp32-n8",
-    text="bitmap fp32 product with eight vectors at 50 % sparsity against torch F.linear, one thread",
-    system=["SpInfer"],
-    peer="torch.nn.functional.linear",
-    peer_package="torch",
-    unit="ratio",
-    bar=1.3,
-    better="higher",
-    summary=geometric_mean,
-    sources=SOURCES,
-)
-def eight_vectors_against_torch_fp32(bench: Bench) -> Iterator[Row]:
-    """Bound by arithmetic rather than by bytes: each decoded weight serves eight vectors."""
-    for number, shape in enumerate(SHAPES):
-        dense = _pruned(shape, torch.float32, seed=number)
-        bitmap = BitmapWeight.from_dense(dense)
-        copies = copies_past_cache(bitmap.nbytes)
-        x = torch.randn(8, shape[1], generator=torch.Generator().manual_seed(0))
-        out = np.empty((8, shape[0]), np.float32)
-        ours: Calls = [partial(_copy(bitmap).matmul_small, x.numpy(), out) for _ in range(copies)]
-        peer: Calls = [partial(F.linear, x, DenseWeight.from_dense(dense).to_dense()) for _ in range(copies)]
-        yield bench.compare(shape, ours, peer)
-
-
 def _rows(bench: Bench, dtype: torch.dtype, peers: Callable[[list[Tensor], int], Mapping[str, Calls]]) -> Iterator[Row]:
     for number, shape in enumerate(SHAPES):
         dense = _pruned(shape, dtype, seed=number)
