@@ -49,7 +49,8 @@ def bits(stream, start, count):
 def slow_dense(weight):
     """Every weight from the stored arrays, sentence by sentence."""
     rows, columns = padded_shape(weight.shape)
-    stored, n, blocks = weight.stored, weight.n, columns // 128
+    stored = {name: tensor.numpy() for name, tensor in weight.stored.items()}
+    n, blocks = weight.n, columns // 128
     half = {
         name: array.view(np.float16).astype(np.float32) for name, array in stored.items() if array.dtype == np.int16
     }
@@ -60,7 +61,7 @@ def slow_dense(weight):
         cell = (row // 64, left // 128, row % 64)
         if weight.code == "code4":
             for j in range(8):
-                level = int(stored["index"][number]) >> (4 * j) & 15
+                level = int(stored["index"][number].view(np.uint32)) >> (4 * j) & 15
                 dense[row, left + j] = half["table"].reshape(rows // 64, blocks, 64, 11)[cell][level]
             continue
         if weight.code == "lean":

@@ -24,7 +24,6 @@ from gossamer.core.hardware import cpu_features
 from gossamer.core.jit import row_shares
 from gossamer.weights._dense import DenseWeight
 from gossamer.weights._format import FLOAT_TYPES, Matvec, Scalar, WeightFormat, check_matrix
-from gossamer.weights._lossless_arrays import as_array, as_tensor
 from gossamer.weights._stb_loops import FEATURES, codes_matvec, planes_matvec, salient_nibbles, spread_tables
 from gossamer.weights._stb_planes import (
     TILE,
@@ -39,6 +38,7 @@ from gossamer.weights._stb_planes import (
 from gossamer.weights._stb_quantise import BLOCK, GROUP, LEVELS, SCALES, STBLevels, stb_quantize, values_of
 
 CODES = ("faithful", "lean", "code4")
+_SIGNED = {np.dtype(np.uint32): np.dtype(np.int32)}
 _PLANES = ("pattern", "signs", "low", "high")
 
 
@@ -46,15 +46,16 @@ _PLANES = ("pattern", "signs", "low", "high")
 class STBWeight(WeightFormat):
     """A binarised matrix of shape ``(out, in)``; of every 8 inputs of a row, ``n`` are kept.
 
-    Rows are filled up to 64, columns to blocks of 128; panels are runs of 64 rows. ``stored`` holds, as NumPy arrays:
+    Rows are filled up to 64, columns to blocks of 128; panels are runs of 64 rows. ``stored`` holds
+    flat tensors, on any device:
 
     faithful, lean: ``pattern``, ``signs``, ``low``, ``high``, the streams of :mod:`gossamer.weights._stb_planes`;
         ``salient`` uint8 ``(columns / 8,)``, a bit per column.
     faithful: ``scales`` float16 bits (int16) ``(panels, blocks, 64, 10)``: five means, then five scales, of the regions and
         of the two orders of salient columns.
     lean: ``scales`` uint8 ``(panels, blocks, 64, 5)``, in units of ``supers``, float16 bits ``(rows,)``.
-    code4: ``index`` uint32 ``(groups,)``, the level of input ``j`` of a group in bits ``4 j``; ``table`` float16 bits
-        ``(panels, blocks, 64, 11)``, the value of each level.
+    code4: ``index`` int32 (bits of uint32) ``(groups,)``, the level of input ``j`` of a group in bits ``4 j``;
+        ``table`` float16 bits ``(panels, blocks, 64, 11)``, the value of each level.
     """
 
     name: ClassVar[str] = "stb"
@@ -64,7 +65,7 @@ class STBWeight(WeightFormat):
     dtype: torch.dtype
     n: int
     code: str
-    stored: Mapping[str, np.ndarray]
+    stored: Mapping[str, Tensor]
 
     @classmethod
     def from_dense(cls, weight: Tensor, code: str = "faithful", norms: Tensor | None = None, n: int = 4) -> Self:  # type: ignore[override]
@@ -99,14 +100,14 @@ class STBWeight(WeightFormat):
         if code == "code4":
             nibbles = to_groups(level).astype(np.uint32) << (4 * np.arange(GROUP, dtype=np.uint32))
             stored = {"index": nibbles.sum(1, dtype=np.uint32), "table": _panels(levels.table().half(), rows)}
-            return cls(levels.shape, dtype, levels.n, code, stored)
+            return cls(levels.shape, dtype, levels.n, code, _tensors(stored))
         stored = pack_planes(level, levels.n)
         stored["salient"] = np.packbits((level >= 7).any(0), bitorder="little")
         if code == "faithful":
             stored["scales"] = _panels(torch.cat([levels.mean, levels.scale], 2), rows)
         else:
             stored["scales"], stored["supers"] = _lean_scales(levels.scale, rows)
-        return cls(levels.shape, dtype, levels.n, code, stored)
+        return cls(levels.shape, dtype, levels.n, code, _tensors(stored))
 
     @property
     def nominal_bits(self) -> float:
@@ -134,8 +135,8 @@ class STBWeight(WeightFormat):
         return out.copy_(dense)
 
     def arrays(self) -> dict[str, Tensor]:
-        """The stored arrays, flat; uint32 as int32."""
-        return {name: _tensor(array.reshape(-1)) for name, array in self.stored.items()}
+        """The stored arrays."""
+        return dict(self.stored)
 
     def meta(self) -> dict[str, Scalar]:
         """``n`` and ``code``."""
@@ -145,7 +146,7 @@ class STBWeight(WeightFormat):
     def from_arrays(
         cls, arrays: Mapping[str, Tensor], shape: tuple[int, int], dtype: torch.dtype, meta: Mapping[str, Scalar]
     ) -> Self:
-        """Wrap stored arrays without a copy; ``ValueError`` if they contradict each other, the shape or ``meta``."""
+        """Wrap stored arrays, on any device, without a copy; ``ValueError`` if they contradict each other."""
         code, n = str(meta.get("code")), meta.get("n")
         if code not in CODES:
             raise ValueError(f"code must be one of {', '.join(CODES)}, got {code!r}")
@@ -154,10 +155,14 @@ class STBWeight(WeightFormat):
         sizes = _sizes(shape, n, code)
         if set(arrays) != set(sizes):
             raise ValueError(f"a weight of code {code!r} has {', '.join(sizes)}; got {', '.join(arrays) or 'nothing'}")
-        stored = {name: as_array(arrays, name, kind, size) for name, (kind, size) in sizes.items()}
-        if code == "code4":
-            stored["index"] = stored["index"].view(np.uint32)
-        weight = cls(shape, dtype, n, code, stored)
+        for name, (kind, size) in sizes.items():
+            array = arrays[name]
+            if array.dtype != kind or array.shape != (size,) or not array.is_contiguous():
+                raise ValueError(
+                    f"{name} must be contiguous {kind} of shape ({size},) for a matrix {shape}, "
+                    f"got {array.dtype} of shape {tuple(array.shape)}"
+                )
+        weight = cls(shape, dtype, n, code, {name: arrays[name] for name in sizes})
         level = weight._levels()
         if (level >= LEVELS).any() or (np.count_nonzero(level.reshape(-1, GROUP), axis=1) != n).any():
             raise ValueError(f"array 'index' must keep {n} of every {GROUP} inputs at levels below {LEVELS}")
@@ -180,38 +185,42 @@ class STBWeight(WeightFormat):
         return matvec
 
     def _product(self) -> Any:
-        stored = self.stored
+        stored = self._arrays()
         if self.code == "code4":
-            index, table = stored["index"], stored["table"].reshape(-1)
+            index, table = stored["index"], stored["table"]
             return lambda x, out, shares: codes_matvec(index, table, x, out, shares)
         planes = [stored[name] for name in _PLANES]
         salient = salient_nibbles(np.unpackbits(stored["salient"], bitorder="little"))
-        scales, supers = stored["scales"].reshape(-1), stored.get("supers", np.empty(0, np.int16))
+        scales, supers = stored["scales"], stored.get("supers", np.empty(0, np.int16))
         n, bits, tables = self.n, pattern_bits(self.n), spread_tables(self.n)
         return lambda x, out, shares: planes_matvec(*planes, salient, scales, supers, n, bits, *tables, x, out, shares)
 
+    def _arrays(self) -> dict[str, np.ndarray]:
+        """The stored arrays for the processor: the same memory if they are there already."""
+        return {name: array.detach().cpu().numpy() for name, array in self.stored.items()}
+
     def _levels(self) -> np.ndarray:
         """uint8, rows and columns filled up."""
-        shape = padded_shape(self.shape)
+        shape, stored = padded_shape(self.shape), self._arrays()
         if self.code == "code4":
-            index = self.stored["index"]
+            index = stored["index"].view(np.uint32)
             return from_groups(
                 ((index[:, None] >> (4 * np.arange(GROUP, dtype=np.uint32))) & 15).astype(np.uint8), shape
             )
-        salient = np.unpackbits(self.stored["salient"], bitorder="little").astype(bool)
-        return unpack_planes({name: self.stored[name] for name in _PLANES}, salient, self.n, shape)
+        salient = np.unpackbits(stored["salient"], bitorder="little").astype(bool)
+        return unpack_planes({name: stored[name] for name in _PLANES}, salient, self.n, shape)
 
     def _table(self) -> Tensor:
         """The value of every level, float32 ``(rows, blocks, 11)``."""
-        rows, columns = padded_shape(self.shape)
+        (rows, columns), stored = padded_shape(self.shape), self._arrays()
         blocks = columns // BLOCK
         name, count = ("table", LEVELS) if self.code == "code4" else ("scales", SCALES if self.code == "lean" else 10)
-        cells = self.stored[name].reshape(rows // TILE, blocks, TILE, count).transpose(0, 2, 1, 3)
+        cells = stored[name].reshape(rows // TILE, blocks, TILE, count).transpose(0, 2, 1, 3)
         numbers = np.ascontiguousarray(cells).reshape(rows, blocks, count)
         if self.code == "code4":
             return torch.from_numpy(numbers.view(np.float16).astype(np.float32))
         if self.code == "lean":
-            supers = self.stored["supers"].view(np.float16).astype(np.float32)
+            supers = stored["supers"].view(np.float16).astype(np.float32)
             scale = torch.from_numpy(numbers.astype(np.float32) * supers[:, None, None])
             mean = torch.zeros_like(scale)
         else:
@@ -219,18 +228,18 @@ class STBWeight(WeightFormat):
         return STBLevels(self.shape, self.n, torch.empty(0), mean, scale).table()
 
 
-def _sizes(shape: tuple[int, int], n: int, code: str) -> dict[str, tuple[type[np.generic], int]]:
+def _sizes(shape: tuple[int, int], n: int, code: str) -> dict[str, tuple[torch.dtype, int]]:
     """Type and number of entries of every stored array."""
     rows, columns = padded_shape(shape)
     groups, cells = rows * columns // GROUP, rows * columns // BLOCK
     if code == "code4":
-        return {"index": (np.int32, groups), "table": (np.int16, cells * LEVELS)}
-    sizes: dict[str, tuple[type[np.generic], int]] = {"pattern": (np.uint8, stream_bytes(groups * pattern_bits(n)))}
-    sizes |= {name: (np.uint8, stream_bytes(groups * n)) for name in _PLANES[1:]}
-    sizes["salient"] = (np.uint8, columns // GROUP)
+        return {"index": (torch.int32, groups), "table": (torch.int16, cells * LEVELS)}
+    sizes: dict[str, tuple[torch.dtype, int]] = {"pattern": (torch.uint8, stream_bytes(groups * pattern_bits(n)))}
+    sizes |= {name: (torch.uint8, stream_bytes(groups * n)) for name in _PLANES[1:]}
+    sizes["salient"] = (torch.uint8, columns // GROUP)
     if code == "faithful":
-        return {**sizes, "scales": (np.int16, cells * 2 * SCALES)}
-    return {**sizes, "scales": (np.uint8, cells * SCALES), "supers": (np.int16, rows)}
+        return {**sizes, "scales": (torch.int16, cells * 2 * SCALES)}
+    return {**sizes, "scales": (torch.uint8, cells * SCALES), "supers": (torch.int16, rows)}
 
 
 def _panels(numbers: Tensor, rows: int) -> np.ndarray:
@@ -256,5 +265,9 @@ def _lean_scales(scale: Tensor, rows: int) -> tuple[np.ndarray, np.ndarray]:
     return _panels(units, rows), padded.view(np.int16)
 
 
-def _tensor(array: np.ndarray) -> Tensor:
-    return as_tensor(array.view(np.int32) if array.dtype == np.uint32 else array)
+def _tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    """Flat tensors over the same memory; uint32 as int32."""
+    return {
+        name: torch.from_numpy(array.reshape(-1).view(_SIGNED.get(array.dtype, array.dtype)))
+        for name, array in arrays.items()
+    }
