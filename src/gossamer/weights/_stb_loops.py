@@ -23,6 +23,7 @@ from gossamer.core.jit import (
     LONG,
     Code,
     Floats,
+    add8,
     address,
     call_llvm,
     entry,
@@ -38,6 +39,7 @@ from gossamer.core.jit import (
     store8,
     sum8,
     widen8,
+    zeros8,
 )
 from gossamer.weights._stb_planes import pattern_bits, patterns
 
@@ -207,14 +209,19 @@ def _code_panel(panel, index, values, x, sums, numbers, table, out):
             _numbers(values, 11 * place, numbers)
             for row in range(64):
                 table[row, :11] = numbers[11 * row : 11 * row + 11]
+        inputs = address(x) + 256 * column
         for warp in range(4):
-            for step in range(8):
-                vector = load8(address(x) + 4 * (64 * column + 8 * step))
-                for lower in range(2):
-                    tile = ((panel * across + column) * 4 + warp) * 16 + 2 * step + lower
-                    for row in range(8):
-                        nibbles = load_half_word(address(index) + 4 * (8 * tile + row))
-                        _add_row(sums, 16 * warp + 8 * lower + row, table, nibbles, vector)
+            first = address(index) + 512 * ((panel * across + column) * 4 + warp)  # 16 tiles of 8 words
+            for lower in range(2):
+                for row in range(8):
+                    place = 16 * warp + 8 * lower + row
+                    near, at = first + 32 * lower + 4 * row, address(table) + 64 * place
+                    a, b = load8(address(sums) + 32 * place), zeros8()
+                    for step in range(0, 8, 2):
+                        one, other = load_half_word(near + 64 * step), load_half_word(near + 64 * step + 64)
+                        a = multiply_add8(_look_up8(at, one), load8(inputs + 32 * step), a)
+                        b = multiply_add8(_look_up8(at, other), load8(inputs + 32 * step + 32), b)
+                    store8(address(sums) + 32 * place, add8(a, b))
     _finish(sums, out, 64 * panel)
 
 
