@@ -120,7 +120,7 @@ def test_a_status_is_backed(system):
 def test_a_built_system_is_where_the_ledger_says(system):
     for entry_point in system.entry_points:
         module, _, name = entry_point.partition(":")
-        assert module.split(".")[1] == system.room
+        assert module.split(".")[1] in (system.room, "weights")  # how a system of compress stores its weights
         assert getattr(importlib.import_module(module), name).__doc__
     assert (ROOT / "docs" / system.docs).is_file()
     assert all((ROOT / path).exists() for path in system.tests)

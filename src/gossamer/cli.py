@@ -1,4 +1,4 @@
-"""The command ``gossamer``: one verb a job.
+"""The command ``gossamer``: one verb a job, or ``gossamer ROOM VERB``.
 
 Verbs live in the ``cli.py`` of their rooms and are loaded when they are called, so that ``gossamer --help`` is quick
 and works where only the base dependencies are installed. What goes wrong for a reason that the user can mend is told
@@ -21,7 +21,7 @@ from gossamer import __version__
 
 @dataclass(frozen=True)
 class _Verb:
-    """Where a verb lives: the module whose Typer ``app`` has a command of that name."""
+    """Where a verb or room lives: the module whose Typer ``app`` has a command or a group of verbs of that name."""
 
     module: str
     help: str
@@ -32,6 +32,7 @@ _VERBS = {
     "evaluate": _Verb("gossamer.compress.cli", "Compare a compressed model with the dense one; write a report."),
     "generate": _Verb("gossamer.compress.cli", "Continue a prompt with a compressed or dense model."),
     "inspect": _Verb("gossamer.compress.cli", "Show every layer's format, density and bytes."),
+    "weights": _Verb("gossamer.weights.cli", "Pack a safetensors checkpoint into fewer bytes, bit for bit, and back."),
     "bench": _Verb("gossamer.core.cli", "Measure claims again and write their records."),
     "claims": _Verb("gossamer.core.cli", "Show every claim beside its bar and its records."),
     "systems": _Verb("gossamer.core.cli", "Show the published systems: what works here, and where."),

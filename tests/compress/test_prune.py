@@ -76,3 +76,23 @@ def test_the_relative_output_error_is_that_of_the_outputs() -> None:
 def test_sparsegpt_without_a_hessian_is_refused() -> None:
     with pytest.raises(ValueError, match=r"calibrate\(..., hessian=True\)"):
         prune(torch.ones(2, 4), LinearStatistics(4), Settings(score="sparsegpt"))
+
+
+def test_format_nm_prunes_alike_for_32_outputs():
+    from gossamer.compress._pipeline import choose_format
+
+    settings = Settings(pattern="2:8", format="nm", score="magnitude")
+    weight = torch.randn(48, 40, generator=torch.Generator().manual_seed(0))
+    pruned = prune(weight, None, settings)
+    stored = choose_format(pruned.bfloat16(), settings)
+    assert stored.name == "nm" and str(stored.pattern) == "2:8:32"
+    assert torch.equal(stored.to_dense(), pruned.bfloat16())
+    assert float((pruned != 0).float().mean()) == 0.25
+
+
+@pytest.mark.parametrize(
+    ("change", "message"), [({"pattern": None}, "needs a pattern"), ({"score": "sparsegpt"}, "sparsegpt")]
+)
+def test_format_nm_needs_a_pattern_and_a_plain_score(change, message):
+    with pytest.raises(ValueError, match=message):
+        Settings(**{"pattern": "2:8", "format": "nm", **change})

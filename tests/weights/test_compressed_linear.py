@@ -7,7 +7,16 @@ import pytest
 import torch
 from torch import nn
 
-from gossamer.weights import BitmapWeight, CompressedLinear, DenseWeight, LosslessWeight, WeightFormat, describe
+from gossamer.weights import (
+    BitmapWeight,
+    CompressedLinear,
+    DenseWeight,
+    LosslessWeight,
+    NMWeight,
+    SparseLosslessWeight,
+    WeightFormat,
+    describe,
+)
 
 
 def half_sparse(out: int, into: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -15,7 +24,7 @@ def half_sparse(out: int, into: int, dtype: torch.dtype = torch.bfloat16) -> tor
     return (weight * (torch.rand(out, into, generator=torch.Generator().manual_seed(1)) < 0.5)).to(dtype)
 
 
-@pytest.fixture(params=[BitmapWeight, LosslessWeight, DenseWeight])
+@pytest.fixture(params=[BitmapWeight, LosslessWeight, DenseWeight, NMWeight, SparseLosslessWeight])
 def weight(request: pytest.FixtureRequest) -> WeightFormat:
     return request.param.from_dense(half_sparse(37, 83))
 

@@ -28,7 +28,15 @@ from gossamer.compress._run import Run
 from gossamer.compress._settings import Settings
 from gossamer.compress._statistics import LinearStatistics
 from gossamer.compress._text import Text, calibration_windows, default_text
-from gossamer.weights import BitmapWeight, DenseWeight, LosslessWeight, WeightFormat, speed_over_dense
+from gossamer.weights import (
+    BitmapWeight,
+    DenseWeight,
+    LosslessWeight,
+    NMPattern,
+    NMWeight,
+    WeightFormat,
+    speed_over_dense,
+)
 
 Progress = Callable[[str, int, int], None]
 """Called as ``progress(what, done, total)``."""
@@ -82,7 +90,7 @@ def compress(
 
 
 def _check_pattern(dense: DenseModel, settings: Settings) -> None:
-    if settings.n_of_m is not None:
+    if settings.n_of_m is not None and settings.format != "nm":  # nm windows may reach beyond the matrix
         for block in iter_blocks(dense.model):
             for linear in linears(block).values():
                 check_divides(dense_weight(linear).shape[1], *settings.n_of_m)
@@ -124,6 +132,9 @@ def choose_format(weight: Tensor, settings: Settings) -> WeightFormat:
         return DenseWeight.from_dense(weight)
     if settings.format == "lossless":
         return LosslessWeight.from_dense(weight)
+    if settings.format == "nm":
+        assert settings.n_of_m is not None  # checked with the settings
+        return NMWeight.from_dense(weight, NMPattern(*settings.n_of_m))
     bitmap = BitmapWeight.from_dense(weight, layout="rows")
     if settings.format == "bitmap":
         return bitmap

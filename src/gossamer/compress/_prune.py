@@ -10,6 +10,7 @@ from gossamer.compress._scores import score_named
 from gossamer.compress._settings import Settings
 from gossamer.compress._sparsegpt import sparsegpt
 from gossamer.compress._statistics import LinearStatistics
+from gossamer.weights import NMPattern, nm_mask
 
 
 def prune(weight: Tensor, statistics: LinearStatistics, settings: Settings) -> Tensor:
@@ -24,7 +25,12 @@ def prune(weight: Tensor, statistics: LinearStatistics, settings: Settings) -> T
         return sparsegpt(weight, statistics.hessian, settings.sparsity, settings.n_of_m).to(weight.dtype)
     scores = score_named(settings.score)(weight, statistics)
     pattern = settings.n_of_m
-    keep = keep_per_row(scores, settings.sparsity) if pattern is None else keep_n_of_m(scores, *pattern)
+    if pattern is None:
+        keep = keep_per_row(scores, settings.sparsity)
+    elif settings.format == "nm":
+        keep = nm_mask(scores, NMPattern(*pattern))
+    else:
+        keep = keep_n_of_m(scores, *pattern)
     return torch.where(keep, weight, torch.zeros_like(weight)).contiguous()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SCORES = ("magnitude", "wanda", "ria", "sparsegpt")
-FORMATS = ("auto", "bitmap", "lossless", "dense")
+FORMATS = ("auto", "bitmap", "lossless", "nm", "dense")
 PROPAGATIONS = ("sequential", "dense")
 DTYPES = ("bfloat16", "float16", "float32")
 
@@ -18,7 +18,8 @@ class Settings:
         [0, 1). Ignored where ``pattern`` is given.
     pattern: None, or "N:M": keep N of every M consecutive inputs.
     score: what ranks the weights: "magnitude", "wanda", "ria", or "sparsegpt", which also corrects the kept ones.
-    format: "bitmap", "lossless", "dense", or "auto": per layer the smallest that is not slower than dense here.
+    format: "bitmap", "lossless", "dense", or "auto": per layer the smallest that is not slower than dense here; or
+        "nm", which needs a ``pattern`` and keeps the same inputs for 32 neighbouring outputs.
     propagate: "sequential" calibrates a block on the outputs of the blocks already compressed, "dense" on the original's.
     samples, seqlen: calibration windows and tokens per window.
     dtype: of the stored weights.
@@ -52,7 +53,12 @@ class Settings:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.format == "lossless" and self.dtype != "bfloat16":
             raise ValueError(f"format 'lossless' holds bfloat16 weights only, got dtype {self.dtype!r}")
-        self.n_of_m  # noqa: B018  (checks the pattern)
+        if self.n_of_m is None and self.format == "nm":
+            raise ValueError("format 'nm' needs a pattern N:M, like 2:4 or 16:32")
+        if self.format == "nm" and self.score == "sparsegpt":
+            raise ValueError(
+                "format 'nm' takes one mask for 32 outputs, which score 'sparsegpt' cannot choose; use wanda"
+            )
 
     @property
     def n_of_m(self) -> tuple[int, int] | None:

@@ -29,7 +29,7 @@ def compress_command(
     sparsity: Annotated[float, typer.Option(help="Share of zeros in every row, in [0, 1).")] = 0.5,
     pattern: Annotated[str | None, typer.Option(help="N:M instead of a sparsity, like 2:4.")] = None,
     score: Annotated[str, typer.Option(help="magnitude, wanda, ria or sparsegpt.")] = "wanda",
-    format: Annotated[str, typer.Option(help="auto, bitmap, lossless or dense.")] = "auto",
+    format: Annotated[str, typer.Option(help="auto, bitmap, lossless, nm (needs --pattern) or dense.")] = "auto",
     propagate: Annotated[
         str, typer.Option(help="Calibrate on outputs of compressed (sequential) or original (dense) blocks.")
     ] = "sequential",
