@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -128,7 +129,9 @@ def to_torch(matrix: SparseMatrix, layout: torch.layout) -> Tensor:
         return torch.sparse_coo_tensor(places, matrix.values, matrix.shape, is_coalesced=True, check_invariants=False)
     if layout == torch.sparse_csr:
         parts = matrix.indptr, matrix.indices, matrix.values
-        return torch.sparse_csr_tensor(*parts, matrix.shape, check_invariants=False)
+        with warnings.catch_warnings():  # torch says once that the layout is in beta
+            warnings.simplefilter("ignore", UserWarning)
+            return torch.sparse_csr_tensor(*parts, matrix.shape, check_invariants=False)
     raise ValueError(f"layout must be sparse_csr, sparse_coo or strided, got {layout}")
 
 

@@ -36,11 +36,11 @@ def sum_type(dtype: torch.dtype) -> torch.dtype:
 
 
 def kernel_array(tensor: Tensor) -> np.ndarray:
-    """A contiguous tensor as the array that kernels read: half types as bit patterns, or as float32.
+    """A tensor as the contiguous array that kernels read: half types as bit patterns, or as float32.
 
     float16 is widened beforehand where the processor cannot convert it.
     """
-    tensor = tensor.detach().contiguous()
+    tensor = plain(tensor)
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(np.uint16)
     if tensor.dtype == torch.float16:
@@ -50,22 +50,32 @@ def kernel_array(tensor: Tensor) -> np.ndarray:
     return tensor.numpy()
 
 
-def run_spmm(indptr: Tensor, indices: Tensor, values: Tensor, dense: Tensor) -> Tensor:
+def plain(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """``tensor`` contiguous, without gradient, of type ``dtype``; itself where it is all that (calls cost a microsecond)."""
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if dtype is not None and tensor.dtype != dtype:
+        tensor = tensor.to(dtype)
+    return tensor if tensor.is_contiguous() else tensor.contiguous()
+
+
+def run_spmm(indptr: np.ndarray, indices: np.ndarray, values: Tensor, dense: Tensor) -> Tensor:
     """The CPU product, without any check or record for gradients."""
     kind = sum_type(dense.dtype)
     threads = torch.get_num_threads()
-    out = torch.empty(len(indptr) - 1 + threads, dense.shape[1], dtype=kind)
-    factors = values.detach().to(kind).contiguous().numpy()
-    spmm_rows(indptr.numpy(), indices.numpy(), factors, kernel_array(dense), out.numpy(), threads)
-    return out[: len(indptr) - 1].to(dense.dtype)
+    rows = len(indptr) - 1
+    out = torch.empty(rows + (threads if threads > 1 else 0), dense.shape[1], dtype=kind)
+    spmm_rows(indptr, indices, plain(values, kind).numpy(), kernel_array(dense), out.numpy(), threads)
+    if threads > 1:
+        out = out[:rows]
+    return out if kind == dense.dtype else out.to(dense.dtype)
 
 
-def run_sddmm(indptr: Tensor, indices: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def run_sddmm(indptr: np.ndarray, indices: np.ndarray, x: Tensor, y: Tensor) -> Tensor:
     """The CPU dot products of a pattern, without any check or record for gradients."""
     out = torch.empty(len(indices), dtype=sum_type(x.dtype))
-    arrays = indptr.numpy(), indices.numpy(), kernel_array(x), kernel_array(y), out.numpy()
-    sddmm_rows(*arrays, torch.get_num_threads())
-    return out.to(x.dtype)
+    sddmm_rows(indptr, indices, kernel_array(x), kernel_array(y), out.numpy(), torch.get_num_threads())
+    return out if out.dtype == x.dtype else out.to(x.dtype)
 
 
 @torch.library.custom_op("gossamer_sparse::spmm", mutates_args=(), device_types="cpu")
@@ -73,7 +83,7 @@ def spmm_op(
     indptr: Tensor, indices: Tensor, values: Tensor, t_indptr: Tensor, t_indices: Tensor, t_order: Tensor, dense: Tensor
 ) -> Tensor:
     """Sparse times dense."""
-    return run_spmm(indptr, indices, values, dense)
+    return run_spmm(indptr.numpy(), indices.numpy(), values, dense)
 
 
 @spmm_op.register_fake
@@ -106,7 +116,7 @@ def sddmm_op(
     indptr: Tensor, indices: Tensor, t_indptr: Tensor, t_indices: Tensor, t_order: Tensor, x: Tensor, y: Tensor
 ) -> Tensor:
     """Dot products where the pattern asks for them."""
-    return run_sddmm(indptr, indices, x, y)
+    return run_sddmm(indptr.numpy(), indices.numpy(), x, y)
 
 
 @sddmm_op.register_fake

@@ -26,6 +26,7 @@ from numba.extending import intrinsic
 from gossamer.core.jit import BYTE, FLOAT, HALF, INT, LANES, LONG, call_llvm, inlined, kernel, load_from, parallel_kernel
 
 AHEAD = 16
+_CHAINS = 4  # sums that have to be under way for the multiply-adds to be busy
 _LEAST = 1024  # entries below which a thread of its own does not pay
 _DOUBLE = ir.DoubleType()
 _BIT = ir.IntType(1)
@@ -125,8 +126,10 @@ def row_panel(
         panel = builder.add(data_place(context, builder, dense, dense_array), builder.mul(column, LONG(size)))
         stride = builder.mul(columns, LONG(size))
         mask = lanes_below(builder, count) if masked else None
-        sums = [cgutils.alloca_once_value(builder, ir.Constant(vector, None)) for _ in range(number)]
-        with cgutils.for_range_slice(builder, begin, end, LONG(1), intp=LONG) as (place, _):
+        runs = max(1, _CHAINS // number)
+        sums = [cgutils.alloca_once_value(builder, ir.Constant(vector, None)) for _ in range(runs * number)]
+
+        def add_entry(place: ir.Value, totals: Sequence[ir.Value]) -> None:
             value = load_from(builder, builder.add(value_start, builder.mul(place, LONG(wide))), vector.element, wide)
             factor = broadcast(builder, vector, value)
             source = builder.add(panel, builder.mul(load_index(builder, indices.dtype, index_start, place), stride))
@@ -134,18 +137,31 @@ def row_panel(
             later = builder.select(builder.icmp_signed("<", later, last), later, last)
             next_row = builder.mul(load_index(builder, indices.dtype, index_start, later), stride)
             ask_for(builder, builder.add(panel, next_row), number * LANES * size)
-            for i, total in enumerate(sums):
+            for i, total in enumerate(totals):
                 entries = load_lanes(builder, dense.dtype, builder.add(source, LONG(i * LANES * size)), mask)
                 builder.store(multiply_add(builder, vector, [factor, entries, builder.load(total)]), total)
+
+        whole = begin
+        if runs > 1:
+            whole = builder.add(begin, builder.and_(builder.sub(end, begin), LONG(-runs)))
+            with cgutils.for_range_slice(builder, begin, whole, LONG(runs), intp=LONG) as (place, _):
+                for run in range(runs):
+                    add_entry(builder.add(place, LONG(run)), sums[run * number : (run + 1) * number])
+        with cgutils.for_range_slice(builder, whole, end, LONG(1), intp=LONG) as (place, _):
+            add_entry(place, sums[:number])
+        totals = [builder.load(total) for total in sums[:number]]
+        for run in range(1, runs):
+            others = sums[run * number : (run + 1) * number]
+            totals = [builder.fadd(total, builder.load(other)) for total, other in zip(totals, others, strict=True)]
         target = builder.add(builder.mul(row, columns), column)
         target = builder.add(data_place(context, builder, out, out_array), builder.mul(target, LONG(wide)))
-        for i, total in enumerate(sums):
+        for i, total in enumerate(totals):
             pointer = builder.inttoptr(builder.add(target, LONG(i * LANES * wide)), vector.as_pointer())
             if mask is None:
-                builder.store(builder.load(total), pointer).align = wide
+                builder.store(total, pointer).align = wide
             else:
                 suffix = "f64" if wide == 8 else "f32"
-                operands = [builder.load(total), pointer, INT(wide), mask]
+                operands = [total, pointer, INT(wide), mask]
                 call_llvm(builder, f"llvm.masked.store.v{LANES}{suffix}.p0", ir.VoidType(), operands)
         return context.get_dummy_value()
 
