@@ -5,23 +5,34 @@ In: a :class:`SparseMatrix` (from coordinates, SciPy, torch, PyG or a file). Out
 - :class:`SparseMatrix`: checked, sorted compressed rows; :func:`read_matrix`, :func:`read_edges` read files.
 - :func:`spmm`, :func:`sddmm`, :func:`edge_softmax`: the products, with gradients and under ``torch.compile``.
 - :func:`spmm_plan`: which way a product goes and why; it steps aside where another library is faster.
+- :class:`MEBCRS`, :class:`HybridPlan`, :class:`GCOO`: what GPU kernels read: 8x1 vectors (FlashSparse, PPoPP 2025), the
+  split between tensor and CUDA cores (Libra, arXiv 2506.22714), grouped coordinates (arXiv 2005.14469).
+- :func:`gcoo_spmm`, :func:`spdm`: products of matrices that change every call.
 - :func:`statistics`: degrees, and how well the pattern fills tensor-core vectors.
 """
 
+from gossamer.sparse._gcoo import GCOO, gcoo_spmm, spdm
+from gossamer.sparse._hybrid import HybridPlan
 from gossamer.sparse._io import read_edges, read_matrix
 from gossamer.sparse._matrix import SparseMatrix
+from gossamer.sparse._mebcrs import MEBCRS
 from gossamer.sparse._planner import SpmmPlan, spmm_plan
 from gossamer.sparse._products import edge_softmax, sddmm, spmm
 from gossamer.sparse._statistics import Statistics, statistics
 
 __all__ = [
+    "GCOO",
+    "MEBCRS",
+    "HybridPlan",
     "SparseMatrix",
     "SpmmPlan",
     "Statistics",
     "edge_softmax",
+    "gcoo_spmm",
     "read_edges",
     "read_matrix",
     "sddmm",
+    "spdm",
     "spmm",
     "spmm_plan",
     "statistics",
