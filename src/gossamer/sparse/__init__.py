@@ -8,6 +8,7 @@ In: a :class:`SparseMatrix` (from coordinates, SciPy, torch, PyG or a file). Out
 - :class:`MEBCRS`, :class:`HybridPlan`, :class:`GCOO`: what GPU kernels read: 8x1 vectors (FlashSparse, PPoPP 2025), the
   split between tensor and CUDA cores (Libra, arXiv 2506.22714), grouped coordinates (arXiv 2005.14469).
 - :func:`gcoo_spmm`, :func:`spdm`: products of matrices that change every call.
+- :func:`reorder`: rows that look alike next to each other; products come back exactly.
 - :func:`statistics`: degrees, and how well the pattern fills tensor-core vectors.
 """
 
@@ -18,12 +19,14 @@ from gossamer.sparse._matrix import SparseMatrix
 from gossamer.sparse._mebcrs import MEBCRS
 from gossamer.sparse._planner import SpmmPlan, spmm_plan
 from gossamer.sparse._products import edge_softmax, sddmm, spmm
+from gossamer.sparse._reorder import Ordering, reorder
 from gossamer.sparse._statistics import Statistics, statistics
 
 __all__ = [
     "GCOO",
     "MEBCRS",
     "HybridPlan",
+    "Ordering",
     "SparseMatrix",
     "SpmmPlan",
     "Statistics",
@@ -31,6 +34,7 @@ __all__ = [
     "gcoo_spmm",
     "read_edges",
     "read_matrix",
+    "reorder",
     "sddmm",
     "spdm",
     "spmm",
