@@ -1,12 +1,12 @@
-"""Dense times dense where a sparse pattern asks for it, on CPUs: eight dot products at a time.
+"""Dense times dense where a sparse pattern asks for it, on CPUs: four dot products at a time.
 
 ::
 
-    S[p] = X[row] . Y[column of entry p]      for eight entries p of one row:
-    one register of X[row] serves eight rows of Y, each with a sum of its own; the eight sums are folded into one
-    register of eight results at the end.
+    S[p] = X[row] . Y[column of entry p]      for four entries p of one row:
+    one register of X[row] serves four rows of Y, each with two sums of its own (even and odd registers, so that eight
+    multiply-adds are under way); the sums are folded into one register of four results at the end.
 
-The dense product is never formed: the work is entries times features. Rows of ``Y`` are asked for eight entries ahead.
+The dense product is never formed: the work is entries times features. Rows of ``Y`` are asked for 12 entries ahead.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from gossamer.sparse._spmm_kernel import (
     vector_of,
 )
 
+_AHEAD = 12
 _STEP = 16
 
 
@@ -40,7 +41,7 @@ def _shuffled(builder: Any, first: ir.Value, second: ir.Value, places: Sequence[
 
 
 def _folded(builder: Any, sums: Sequence[ir.Value]) -> ir.Value:
-    """The sums of one, two, four or eight registers' lanes, as one register of as many."""
+    """The sums of the lanes of one, two or four registers, as one register of as many."""
     if len(sums) < 4:
         totals = [sum_of_lanes(builder, vector) for vector in sums]
         out = ir.Constant(ir.VectorType(totals[0].type, len(sums)), ir.Undefined)
@@ -52,18 +53,14 @@ def _folded(builder: Any, sums: Sequence[ir.Value]) -> ir.Value:
     for _ in range(2):
         pairs = zip(level[::2], level[1::2], strict=True)
         level = [builder.fadd(_shuffled(builder, a, b, even), _shuffled(builder, a, b, odd)) for a, b in pairs]
-    if len(level) == 1:
-        halves = [_shuffled(builder, level[0], level[0], range(side, side + 4)) for side in (0, 4)]
-    else:
-        halves = [_shuffled(builder, *level, [*range(side, side + 4), *range(side + 8, side + 12)]) for side in (0, 4)]
-    return builder.fadd(*halves)
+    return builder.fadd(*[_shuffled(builder, level[0], level[0], range(side, side + 4)) for side in (0, 4)])
 
 
 @intrinsic(prefer_literal=True)
 def row_dots(
     typing: Any, count: Any, indices: Any, x: Any, y: Any, row: Any, place: Any, out: Any
 ) -> Any:  # fmt: skip
-    """``out[p] = x[row] . y[indices[p]]`` for ``count`` entries from ``place`` on; ``count`` is 1, 2, 4 or 8, a literal."""
+    """``out[p] = x[row] . y[indices[p]]`` for ``count`` entries from ``place`` on; ``count`` is 1, 2 or 4, a literal."""
     if not isinstance(count, types.IntegerLiteral):
         return None
     number = count.literal_value
@@ -85,14 +82,14 @@ def row_dots(
 
         entries = [builder.add(place, LONG(i)) for i in range(number)]
         theirs = [row_of_y(entry) for entry in entries]
-        later = [builder.add(entry, LONG(8)) for entry in entries]
+        later = [builder.add(entry, LONG(_AHEAD)) for entry in entries]
         later = [builder.select(builder.icmp_signed("<", entry, last), entry, last) for entry in later]
         ahead = [row_of_y(entry) for entry in later]
-        sums = [cgutils.alloca_once_value(builder, ir.Constant(vector, None)) for _ in range(number)]
+        sums = [cgutils.alloca_once_value(builder, ir.Constant(vector, None)) for _ in range(2 * number)]
 
-        def add_products(offset: ir.Value, mask: ir.Value | None = None) -> None:
+        def add_products(offset: ir.Value, half: int, mask: ir.Value | None = None) -> None:
             left = load_lanes(builder, x.dtype, builder.add(mine, offset), mask)
-            for start, total in zip(theirs, sums, strict=True):
+            for start, total in zip(theirs, sums[half::2], strict=True):
                 right = load_lanes(builder, y.dtype, builder.add(start, offset), mask)
                 builder.store(multiply_add(builder, vector, [left, right, builder.load(total)]), total)
 
@@ -101,12 +98,13 @@ def row_dots(
             offset = builder.mul(feature, LONG(size))
             for start in ahead:
                 ask_for(builder, builder.add(start, offset), min(64, _STEP * size))
-            for half in range(0, _STEP, LANES):
-                add_products(builder.add(offset, LONG(half * size)))
+            for half in range(_STEP // LANES):
+                add_products(builder.add(offset, LONG(half * LANES * size)), half)
         with cgutils.for_range_slice(builder, whole, features, LONG(LANES), intp=LONG) as (feature, _):
             mask = lanes_below(builder, builder.sub(features, feature))
-            add_products(builder.mul(feature, LONG(size)), mask)
-        result = _folded(builder, [builder.load(total) for total in sums])
+            add_products(builder.mul(feature, LONG(size)), 0, mask)
+        pairs = zip(sums[::2], sums[1::2], strict=True)
+        result = _folded(builder, [builder.fadd(builder.load(even), builder.load(odd)) for even, odd in pairs])
         target = builder.add(data_place(context, builder, out, out_array), builder.mul(place, LONG(wide)))
         builder.store(result, builder.inttoptr(target, result.type.as_pointer())).align = wide
         return context.get_dummy_value()
@@ -117,10 +115,7 @@ def row_dots(
 @inlined
 def _run(indices: Any, x: Any, y: Any, row: int, begin: int, end: int, out: Any) -> None:
     place = begin
-    while end - place >= 8:
-        row_dots(8, indices, x, y, row, place, out)
-        place += 8
-    if end - place >= 4:
+    while end - place >= 4:
         row_dots(4, indices, x, y, row, place, out)
         place += 4
     if end - place >= 2:
