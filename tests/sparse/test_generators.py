@@ -17,11 +17,11 @@ def test_families_are_skewed_even_clustered_and_dense_in_spots():
     skewed = statistics(generators.rmat(5000, 50_000, 1))
     even = statistics(generators.uniform(5000, 50_000, 1, columns=300))
     grouped = statistics(generators.communities(4000, 200_000, 1, block=100))
-    mesh = statistics(generators.finite_elements(1000, 1))
+    mesh = statistics(generators.finite_elements(6000, 1))
     assert skewed.degree_largest > 20 * skewed.degree_mean
     assert even.degree_largest < 4 * even.degree_mean and even.columns == 300
     assert grouped.nnz_per_vector8 > 1.5
-    assert mesh.nnz_per_vector8 > 4 and mesh.rows == 4000 and mesh.degree_largest == 40
+    assert mesh.nnz_per_vector8 > 4 and mesh.rows == 24_000 and mesh.degree_largest == 40
 
 
 def test_the_mixed_family_goes_from_scattered_to_clustered():

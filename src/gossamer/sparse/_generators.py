@@ -25,7 +25,7 @@ def rmat(rows: int, samples: int, seed: int, device: str = "cpu") -> SparseMatri
     generator = torch.Generator(device).manual_seed(seed)
     scale = max(1, (rows - 1).bit_length())
     bounds = torch.tensor(_QUADRANTS, device=device).cumsum(0)[:3]
-    found: list[Tensor] = []
+    found = [torch.empty(2, 0, dtype=torch.int64, device=device)]
     missing = samples
     while missing > 0:
         count = min(2 * missing, 1 << 24)
