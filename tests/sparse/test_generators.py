@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from gossamer.sparse import statistics
 from gossamer.sparse import _generators as generators
+from gossamer.sparse import statistics
 
 
 def test_equal_seeds_give_equal_matrices():

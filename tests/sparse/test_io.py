@@ -56,10 +56,12 @@ def test_the_malformed_samples_of_a_public_collection_are_read_or_refused(data_f
     folder = data_file("sparse/lagraph_malformed/mangled1.mtx").parent
     for path in sorted(folder.glob("*.mtx")):
         try:
-            matrix = read_matrix(path)
-        except ValueError as error:
-            assert path.name in str(error)
+            scipy.io.mmread(path)
+        except (ValueError, OverflowError):
+            with pytest.raises(ValueError, match=path.name):
+                read_matrix(path)
         else:
+            matrix = read_matrix(path)
             assert np.array_equal(matrix.to_dense().numpy(), scipy.sparse.coo_array(scipy.io.mmread(path)).toarray())
 
 
@@ -72,7 +74,9 @@ def test_metis_graphs_are_read_with_and_without_weights(tmp_path):
     assert read_matrix(written(tmp_path / "c.graph", alone)).indptr.tolist() == [0, 1, 2, 2]
 
 
-@pytest.mark.parametrize("text", ["", "3\n", "3 2\n2\n", "2 1\n2\n2 1\n", "2 1\nx\n1\n", "2 1\n3\n1\n", "2 1 001\n2\n1\n"])
+@pytest.mark.parametrize(
+    "text", ["", "3\n", "3 2\n2\n", "2 1\n2\n2 1\n", "2 1\nx\n1\n", "2 1\n3\n1\n", "2 1 001\n2\n1\n"]
+)
 def test_malformed_metis_graphs_are_refused_by_name(tmp_path, text):
     with pytest.raises(ValueError, match=r"bad\.graph"):
         read_matrix(written(tmp_path / "bad.graph", text))

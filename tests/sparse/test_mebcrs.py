@@ -1,6 +1,7 @@
 """ME-BCRS: every array against the layout text, its counters against formulas, and products read off the arrays."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -39,7 +40,7 @@ def test_arrays_match_the_layout_text(matrix, height):
     assert built.row_pointers.tolist() == pointers and built.column_index.tolist() == columns
     assert built.values.tolist() == values and built.edge_of_slot().tolist() == edges
     assert built.values.dtype == matrix.dtype and built.row_pointers.dtype == torch.int32
-    vectors = [b - a for a, b in zip(pointers, pointers[1:], strict=False)]
+    vectors = [b - a for a, b in pairwise(pointers)]
     assert built.blocks == sum(math.ceil(v / built.width) for v in vectors)
     size = matrix.dtype.itemsize
     assert built.nbytes == 4 * len(pointers) + 4 * len(columns) + size * height * len(columns)

@@ -73,7 +73,9 @@ def test_every_cut_gives_the_same_product(degrees, parts, n):
     indptr = np.cumsum([0, *degrees]).astype(np.int64)
     rows, places = entry_shares(indptr, parts)
     assert rows[0] == places[0] == 0 and rows[-1] == len(degrees) and places[-1] == indptr[-1]
-    matrix = SparseMatrix.from_csr(indptr, np.concatenate([np.arange(d) for d in degrees] or [[]]), shape=(len(degrees), 9))
+    matrix = SparseMatrix.from_csr(
+        indptr, np.concatenate([np.arange(d) for d in degrees] or [[]]), shape=(len(degrees), 9)
+    )
     dense = np.arange(9 * n, dtype=np.float32).reshape(9, n)
     out = np.full((len(degrees) + parts, n), np.nan, np.float32)
     import gossamer.sparse._spmm_kernel as kernel
@@ -135,7 +137,9 @@ def test_softmax_of_a_row_is_that_of_its_entries(matrix):
     for row in range(matrix.shape[0]):
         begin, end = int(matrix.indptr[row]), int(matrix.indptr[row + 1])
         exact = torch.softmax(scores.values[begin:end].double(), 0)
-        assert torch.allclose(shares.values[begin:end].double(), exact, atol=1e-3 if matrix.dtype.itemsize == 2 else 1e-6)
+        assert torch.allclose(
+            shares.values[begin:end].double(), exact, atol=1e-3 if matrix.dtype.itemsize == 2 else 1e-6
+        )
 
 
 @given(matrix=matrices(sizes=(1, 8, 17)), n=st.sampled_from([1, 8, 20]))

@@ -9,6 +9,7 @@ In: a :class:`SparseMatrix` (from coordinates, SciPy, torch, PyG or a file). Out
   split between tensor and CUDA cores (Libra, arXiv 2506.22714), grouped coordinates (arXiv 2005.14469).
 - :func:`gcoo_spmm`, :func:`spdm`: products of matrices that change every call.
 - :func:`reorder`: rows that look alike next to each other; products come back exactly.
+- :func:`examine`, :func:`write_report`: one matrix looked at as a whole, as a page with its picture.
 - :func:`statistics`: degrees, and how well the pattern fills tensor-core vectors.
 """
 
@@ -20,6 +21,7 @@ from gossamer.sparse._mebcrs import MEBCRS
 from gossamer.sparse._planner import SpmmPlan, spmm_plan
 from gossamer.sparse._products import edge_softmax, sddmm, spmm
 from gossamer.sparse._reorder import Ordering, reorder
+from gossamer.sparse._report import examine, write_report
 from gossamer.sparse._statistics import Statistics, statistics
 
 __all__ = [
@@ -31,6 +33,7 @@ __all__ = [
     "SpmmPlan",
     "Statistics",
     "edge_softmax",
+    "examine",
     "gcoo_spmm",
     "read_edges",
     "read_matrix",
@@ -40,4 +43,5 @@ __all__ = [
     "spmm",
     "spmm_plan",
     "statistics",
+    "write_report",
 ]

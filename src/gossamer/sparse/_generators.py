@@ -38,7 +38,8 @@ def rmat(rows: int, samples: int, seed: int, device: str = "cpu") -> SparseMatri
         found.append(torch.stack([row[inside], column[inside]])[:, :missing])
         missing -= found[-1].shape[1]
     shuffle = torch.randperm(rows, generator=generator, device=device)
-    return _weighted(*shuffle[torch.cat(found, 1)], (rows, rows))
+    row, column = shuffle[torch.cat(found, 1)]
+    return _weighted(row, column, (rows, rows))
 
 
 def uniform(rows: int, samples: int, seed: int, columns: int | None = None, device: str = "cpu") -> SparseMatrix:

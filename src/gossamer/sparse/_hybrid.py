@@ -17,7 +17,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -84,7 +84,7 @@ class HybridPlan:
         if kind not in WIDTHS:
             raise TypeError(f"dtype must be float16, bfloat16 or float32, got {kind}")
         largest = THETAS[op][-1]
-        if theta != "auto" and (isinstance(theta, str) or not 1 <= theta <= largest):
+        if theta != "auto" and theta not in range(1, largest + 1):
             raise ValueError(f"theta must be 'auto' or from 1 to {largest} for {op}, got {theta!r}")
         if n < 0:
             raise ValueError(f"n must not be negative, got {n}")
@@ -104,11 +104,9 @@ class HybridPlan:
             tensor, long, short = with_exact_flags(tensor, long, short, matrix.shape[0])
         else:
             tensor, long, short = (_without_flags(part) for part in (tensor, long, short))
-        parts = (
-            {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in vars(part).items()}
-            for part in (tensor, long, short)
-        )
-        plan = cls(op, matrix.shape, n, chosen, width, kind, *parts, seconds, costs)
+        plan = cls(
+            op, matrix.shape, n, chosen, width, kind, _tensors(tensor), _tensors(long), _tensors(short), seconds, costs
+        )  # fmt: skip
         return (plan if op == "sddmm" else plan.with_values(matrix.values.cpu())).to(matrix.device)
 
     def with_values(self, values: Tensor) -> Self:
@@ -207,7 +205,9 @@ class HybridPlan:
             raise ValueError(f"{os.fspath(path)} holds no hybrid plan")
         about = json.loads(metadata["gossamer_hybrid_plan"])
         if about["version"] > _FILE_VERSION:
-            raise ValueError(f"{os.fspath(path)} is of version {about['version']}, newer than this Gossamer: upgrade it")
+            raise ValueError(
+                f"{os.fspath(path)} is of version {about['version']}, newer than this Gossamer: upgrade it"
+            )
         parts: dict[str, dict[str, Tensor]] = {"tensor": {}, "long": {}, "short": {}}
         for name, array in arrays.items():
             part, _, key = name.partition(".")
@@ -225,7 +225,17 @@ class HybridPlan:
 
     def _with(self, tensor: Mapping[str, Tensor], long: Mapping[str, Tensor], short: Mapping[str, Tensor]) -> Self:
         return type(self)(
-            self.op, self.shape, self.n, self.theta, self.width, self.dtype, tensor, long, short, self.seconds, self.costs
+            self.op,
+            self.shape,
+            self.n,
+            self.theta,
+            self.width,
+            self.dtype,
+            tensor,
+            long,
+            short,
+            self.seconds,
+            self.costs,
         )
 
     def _words(self) -> np.ndarray:
@@ -269,5 +279,9 @@ def _without_flags(part: TensorPart | RowParts) -> Any:
     return type(part)(**{**vars(part), "atomic": np.zeros_like(part.atomic)})
 
 
+def _tensors(part: TensorPart | RowParts) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in vars(part).items()}
+
+
 def _floats(values: Tensor) -> np.ndarray:
-    return cast(np.ndarray, values.detach().float().contiguous().numpy())
+    return values.detach().float().contiguous().numpy()

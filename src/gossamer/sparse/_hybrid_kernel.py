@@ -58,7 +58,16 @@ def parts_spmm(row_offset: Any, row: Any, columns: Any, values: Any, dense: Any,
 
 @kernel
 def blocks_sddmm(
-    row_offset: Any, window: Any, block: Any, columns: Any, bitmap: Any, entry: Any, width: int, x: Any, y: Any, out: Any
+    row_offset: Any,
+    window: Any,
+    block: Any,
+    columns: Any,
+    bitmap: Any,
+    entry: Any,
+    width: int,
+    x: Any,
+    y: Any,
+    out: Any,
 ) -> None:
     """The dot products of the tensor part, written to their places in CSR order."""
     half = min(width, 8)

@@ -102,7 +102,9 @@ def _read_graph(path: Path) -> SparseMatrix:
     cells = np.concatenate(found) if found else np.empty(0)
     columns = cells[::width].astype(np.int64) - 1
     if counts.sum() != 2 * edges:
-        raise ValueError(f"{path}: {edges} edges are announced, but lines name {counts.sum()} ends instead of {2 * edges}")
+        raise ValueError(
+            f"{path}: {edges} edges are announced, but lines name {counts.sum()} ends instead of {2 * edges}"
+        )
     values = cells[1::2] if weighted else np.ones(len(columns))
     try:
         rows = np.repeat(np.arange(nodes), counts)

@@ -279,8 +279,12 @@ def check_pattern(indptr: np.ndarray, indices: np.ndarray, columns: int) -> None
     if state == loops.BAD_START:
         raise ValueError(f"indptr must run from 0 to {len(indices)}, got {indptr[0]} to {indptr[-1]}")
     if state == loops.NOT_MONOTONE:
-        raise ValueError(f"indptr must not decrease, but row {row} ends at {indptr[row + 1]} and starts at {indptr[row]}")
+        raise ValueError(
+            f"indptr must not decrease, but row {row} ends at {indptr[row + 1]} and starts at {indptr[row]}"
+        )
     if state == loops.OUT_OF_RANGE:
         raise ValueError(f"indices must lie in [0, {columns}), but row {row} has others")
     if state == loops.NOT_SORTED:
-        raise ValueError(f"indices must ascend strictly in every row, but row {row} does not; see SparseMatrix.from_csr")
+        raise ValueError(
+            f"indices must ascend strictly in every row, but row {row} does not; see SparseMatrix.from_csr"
+        )

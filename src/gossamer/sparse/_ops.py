@@ -51,7 +51,7 @@ def kernel_array(tensor: Tensor) -> np.ndarray:
 
 
 def plain(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """``tensor`` contiguous, without gradient, of type ``dtype``; itself where it is all that (calls cost a microsecond)."""
+    """``tensor`` contiguous, without gradient, of type ``dtype``; itself where it is all that: calls cost microseconds."""
     if tensor.requires_grad:
         tensor = tensor.detach()
     if dtype is not None and tensor.dtype != dtype:
@@ -199,9 +199,9 @@ def _(indptr: Tensor, indices: Tensor, columns: int) -> tuple[Tensor, Tensor, Te
 
 def transposed_pattern(matrix: SparseMatrix) -> tuple[Tensor, Tensor, Tensor]:
     """The transposed pattern and its order, computed once per pattern."""
-    known = matrix._memo.get("transposed")
+    known: tuple[Tensor, Tensor, Tensor] | None = matrix._memo.get("transposed")
     if known is not None:
-        return known  # type: ignore[no-any-return]
+        return known
     made = transpose_op(matrix.indptr, matrix.indices, matrix.shape[1])
     if not torch.compiler.is_compiling():
         matrix._memo["transposed"] = made

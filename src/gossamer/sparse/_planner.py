@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -76,10 +77,10 @@ def spmm_plan(
         raise ValueError(f"n must not be negative, got {n}")
     threads = threads or torch.get_num_threads()
     key = f"plan {n} {backend} {threads} {matrix.dtype} {measure}"
-    plan = matrix._memo.get(key)
+    plan: SpmmPlan | None = matrix._memo.get(key)
     if plan is None:
         plan = matrix._memo[key] = _planned(matrix, n, backend, threads, measure)
-    return plan  # type: ignore[no-any-return]
+    return plan
 
 
 def run(matrix: SparseMatrix, dense: Tensor, backend: str) -> Tensor:
@@ -89,18 +90,19 @@ def run(matrix: SparseMatrix, dense: Tensor, backend: str) -> Tensor:
     other = _prepared(matrix, backend)
     if backend == "scipy":
         return torch.from_numpy(other @ dense.detach().numpy())
-    return other @ dense.detach()  # type: ignore[no-any-return]
+    product: Tensor = other @ dense.detach()
+    return product
 
 
 def pattern_arrays(matrix: SparseMatrix) -> tuple[np.ndarray, np.ndarray]:
     """The pattern as NumPy arrays, made once."""
-    arrays = matrix._memo.get("arrays")
+    arrays: tuple[np.ndarray, np.ndarray] | None = matrix._memo.get("arrays")
     if arrays is None:
         arrays = matrix._memo["arrays"] = matrix.indptr.contiguous().numpy(), matrix.indices.contiguous().numpy()
-    return arrays  # type: ignore[no-any-return]
+    return arrays
 
 
-def _prepared(matrix: SparseMatrix, backend: str) -> object:
+def _prepared(matrix: SparseMatrix, backend: str) -> Any:
     """``matrix`` in the form that another library multiplies, kept for as long as its values stay the same."""
     values, key = matrix.values, f"as {backend}"
     known = matrix._memo.get(key)
@@ -114,9 +116,12 @@ def _prepared(matrix: SparseMatrix, backend: str) -> object:
 
 def _planned(matrix: SparseMatrix, n: int, backend: str, threads: int, measure: bool) -> SpmmPlan:
     if matrix.device.type != "cpu":
-        return SpmmPlan("torch", n, MappingProxyType({}), frozenset(), f"there is no kernel of ours for {matrix.device}")
-    ways = _possible(matrix)
-    seconds = {name: COSTS[name].seconds(matrix.shape, matrix.nnz, n, threads) for name in ways}
+        return SpmmPlan(
+            "torch", n, MappingProxyType({}), frozenset(), f"there is no kernel of ours for {matrix.device}"
+        )
+    ways = possible_ways(matrix)
+    wide = matrix.dtype == torch.float64
+    seconds = {name: COSTS[name].seconds(matrix.shape, matrix.nnz, n, threads, wide) for name in ways}
     if backend != "auto":
         if backend not in ways:
             raise ValueError(f"backend {backend!r} cannot multiply {matrix.dtype}; accepted are {', '.join(ways)}")
@@ -135,7 +140,8 @@ def _planned(matrix: SparseMatrix, n: int, backend: str, threads: int, measure: 
     return SpmmPlan(best, n, MappingProxyType(seconds), frozenset(timed), why)
 
 
-def _possible(matrix: SparseMatrix) -> list[str]:
+def possible_ways(matrix: SparseMatrix) -> list[str]:
+    """The ways that can multiply values of this type and size."""
     ways = ["rows"]
     if matrix.dtype in (torch.float32, torch.float64):
         ways += ["torch", "scipy"]
@@ -153,7 +159,7 @@ def _raced(matrix: SparseMatrix, n: int, threads: int, ways: list[str]) -> dict[
         dense = torch.randn(matrix.shape[1], n, dtype=torch.float32).to(matrix.dtype)
         calls = {name: partial(run, plain, dense, name) for name in ways}
         first, *others = ways
-        bench = Bench(samples=9, sample_seconds=4e-4, case_seconds=1.0)
+        bench = Bench(samples=15, sample_seconds=1e-3, case_seconds=2.0)
         with bench.threads(threads):
             row = bench.compare("", calls[first], {name: calls[name] for name in others})
         assert row.peer is not None

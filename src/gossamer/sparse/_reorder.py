@@ -86,7 +86,9 @@ def reorder(matrix: SparseMatrix, method: str = "rcm", symmetric: bool | None = 
         raise ValueError(f"method must be one of {', '.join(_METHODS)}, got {method!r}")
     both = method in ("rcm", "metis") if symmetric is None else symmetric
     if (both or method in ("rcm", "metis")) and matrix.shape[0] != matrix.shape[1]:
-        raise ValueError(f"matrix must be square for {method} in this way, got shape {matrix.shape}; take degree or lsh")
+        raise ValueError(
+            f"matrix must be square for {method} in this way, got shape {matrix.shape}; take degree or lsh"
+        )
     order = _METHODS[method](matrix, seed) if matrix.shape[0] else np.empty(0, np.int64)
     return Ordering(method, torch.from_numpy(np.array(order, np.int64)), both)
 

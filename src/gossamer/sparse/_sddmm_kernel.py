@@ -129,7 +129,7 @@ def _run(indices: Any, x: Any, y: Any, row: int, begin: int, end: int, out: Any)
 def _share(indptr: Any, indices: Any, x: Any, y: Any, out: Any, row: int, begin: int, end: int) -> None:
     place = begin
     while place < end:
-        stop = min(end, np.int64(indptr[row + 1]))
+        stop: Any = min(end, np.int64(indptr[row + 1]))
         if stop > place:
             _run(indices, x, y, row, place, stop, out)
             place = stop
@@ -157,5 +157,3 @@ def sddmm_rows(
         _share(indptr, indices, x, y, out, 0, 0, len(indices))
     else:
         _threaded(indptr, indices, x, y, out, *entry_shares(indptr, parts))
-
-

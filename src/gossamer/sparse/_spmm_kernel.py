@@ -3,13 +3,13 @@
 ::
 
     C[row, 64 columns]  =  sum over the row's entries of  value * B[column of the entry, 64 columns]
-         registers               broadcast                   read once, asked for 16 entries ahead
+         registers               broadcast                   read once, asked for 24 entries ahead
 
-The columns are worked through panel by panel (64, 32, 16, 8, and a masked rest), so that the panel of ``B`` stays in the
-cache between rows. What limits such a product is waiting for rows of ``B`` that no hardware predicts: each step asks for
-the row of a later entry. Threads get equal shares of entries, not of rows: a row may be cut, and its parts are added in
-a fixed order afterwards. Entries outside the pattern are never multiplied, so that infinities in ``B`` stay where they
-belong.
+The columns are worked through panel by panel (64, 32, 16, 8, and a masked rest; at most 32 doubles), so that the panel
+of ``B`` stays in the cache between rows. What limits such a product is waiting for rows of ``B`` that no hardware
+predicts: each step asks for the row of a later entry. Threads get equal shares of entries, not of rows: a row may be
+cut, and its parts are added in a fixed order afterwards. Entries outside the pattern are never multiplied, so that
+infinities in ``B`` stay where they belong.
 """
 
 from __future__ import annotations
@@ -23,9 +23,22 @@ from numba import prange, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from gossamer.core.jit import BYTE, FLOAT, HALF, INT, LANES, LONG, call_llvm, inlined, kernel, load_from, parallel_kernel
+from gossamer.core.jit import (
+    BYTE,
+    FLOAT,
+    HALF,
+    INT,
+    LANES,
+    LONG,
+    call_llvm,
+    inlined,
+    item_bytes,
+    kernel,
+    load_from,
+    parallel_kernel,
+)
 
-AHEAD = 16
+AHEAD = 24
 _CHAINS = 4  # sums that have to be under way for the multiply-adds to be busy
 _LEAST = 1024  # entries below which a thread of its own does not pay
 _DOUBLE = ir.DoubleType()
@@ -197,18 +210,27 @@ def _share(
     column = 0
     while column < columns:
         left = columns - column
-        width = 64 if left >= 64 else 32 if left >= 32 else 16 if left >= 16 else 8 if left >= 8 else left
+        width = (
+            64
+            if left >= 64 and item_bytes(dense) < 8
+            else 32
+            if left >= 32
+            else 16
+            if left >= 16
+            else 8
+            if left >= 8
+            else left
+        )
         for row in range(first, min(last + 1, len(indptr) - 1)):
-            start, stop = max(begin, np.int64(indptr[row])), min(end, np.int64(indptr[row + 1]))
+            start: Any = max(begin, np.int64(indptr[row]))
+            stop: Any = min(end, np.int64(indptr[row + 1]))
             if row < last or stop > start:
                 _row(width, values, indices, dense, start, stop, column, out, spare if start > indptr[row] else row)
         column += width
 
 
 @parallel_kernel
-def _threaded(
-    indptr: Any, indices: Any, values: Any, dense: Any, out: Any, row_cuts: Any, entry_cuts: Any
-) -> None:
+def _threaded(indptr: Any, indices: Any, values: Any, dense: Any, out: Any, row_cuts: Any, entry_cuts: Any) -> None:
     for number in prange(len(row_cuts) - 1):
         _share(
             indptr, indices, values, dense, out, len(indptr) - 1 + number, row_cuts[number], row_cuts[number + 1],

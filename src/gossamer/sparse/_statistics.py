@@ -68,10 +68,10 @@ def statistics(matrix: SparseMatrix) -> Statistics:
     >>> statistics(SparseMatrix.from_dense(torch.ones(16, 3))).nnz_per_vector8
     8.0
     """
-    known = matrix._memo.get("statistics")
+    known: Statistics | None = matrix._memo.get("statistics")
     if known is None:
         known = matrix._memo["statistics"] = _count(matrix)
-    return known  # type: ignore[no-any-return]
+    return known
 
 
 def _count(matrix: SparseMatrix) -> Statistics:

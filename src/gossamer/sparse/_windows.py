@@ -73,7 +73,7 @@ def _heads(indptr: Any, window: int, height: int) -> tuple[int, Any]:
 @inlined
 def _next_column(indptr: Any, indices: Any, first: int, heads: Any) -> int:
     """The smallest column that a row of the window has not passed yet; the largest integer where all are done."""
-    column = np.iinfo(np.int64).max
+    column: Any = np.iinfo(np.int64).max
     for row in range(len(heads)):
         if heads[row] < indptr[first + row + 1] and indices[heads[row]] < column:
             column = np.int64(indices[heads[row]])
