@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Parts = tuple[Tensor, Tensor, Tensor, tuple[int, int]]
 _LARGEST_INT32 = 2**31 - 1
+_COUNTED = 64
 
 
 def from_coo(
@@ -33,7 +34,8 @@ def from_coo(
     for name, index, limit in (("rows", row, size[0]), ("columns", column, size[1])):
         if len(index) and (index.min() < 0 or index.max() >= limit):
             raise ValueError(f"{name} must lie in [0, {limit}), got {index.min()} to {index.max()}")
-    order = loops.sorted_order(row, column, *size)
+    counting = max(size) <= _COUNTED * (len(row) + 1024)  # otherwise counters would outweigh entries
+    order = loops.sorted_order(row, column, *size) if counting else np.lexsort((column, row))
     group, count = loops.groups_of(row, column, order)
     first = np.flatnonzero(np.diff(group, prepend=-1))
     kept = order[first]
@@ -45,7 +47,9 @@ def from_coo(
         summed = torch.zeros(count, dtype=wide).index_add_(0, torch.from_numpy(group), value.to(wide))
         value = summed.to(value.dtype)
     kind = _index_dtype(index_dtype, size, count)
-    return torch.from_numpy(indptr).to(kind), torch.from_numpy(column[kept]).to(kind), value, size
+    device = next((given.device for given in (values, columns, rows) if isinstance(given, Tensor)), torch.device("cpu"))
+    pointer, index = torch.from_numpy(indptr).to(device, kind), torch.from_numpy(column[kept]).to(device, kind)
+    return pointer, index, value.to(device), size
 
 
 def from_csr(indptr: Any, indices: Any, values: Any, shape: tuple[int, int] | None) -> Parts:
@@ -149,6 +153,8 @@ def _values(given: Any, count: int) -> Tensor:
     """Any numbers as a tensor of one of the value types; ones where there are none."""
     if given is None:
         return torch.ones(count)
+    if isinstance(given, list | tuple):
+        given = torch.as_tensor(given)
     if not isinstance(given, Tensor):
         array = np.asarray(given)
         if array.dtype.kind not in "biuf":

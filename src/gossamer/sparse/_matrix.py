@@ -57,7 +57,8 @@ class SparseMatrix:
         """From coordinates in any order; values of equal coordinates are added up.
 
         rows, columns: integers ``(nnz,)``. values: ``(nnz,)``, ones in float32 if left out. shape: the smallest that
-        holds all coordinates if left out. index_dtype: int32 where everything fits if left out.
+        holds all coordinates if left out. index_dtype: int32 where everything fits if left out. The work is done on
+        the CPU; the matrix is then where the tensors came from.
 
         >>> SparseMatrix.from_coo([1, 0, 1], [2, 0, 2], [1.0, 2.0, 3.0]).to_dense().tolist()
         [[2.0, 0.0, 0.0], [0.0, 0.0, 4.0]]
