@@ -90,7 +90,8 @@ def run(matrix: SparseMatrix, dense: Tensor, backend: str) -> Tensor:
     other = _prepared(matrix, backend)
     if backend == "scipy":
         return torch.from_numpy(other @ dense.detach().numpy())
-    product: Tensor = other @ dense.detach()
+    multiply = torch.sparse.mm if backend == "torch" else torch.mm
+    product: Tensor = multiply(other, dense.detach() if dense.requires_grad else dense)
     return product
 
 
