@@ -29,9 +29,9 @@ from gossamer.sparse._ops import run_spmm
 
 BACKENDS = ("auto", *COSTS)
 MARGIN = 2.5
-"""How many times slower than the best a way has to be predicted in order not to be timed."""
+"""How many times slower than our kernel a way has to be predicted in order not to be timed."""
 _DENSE_LIMIT = 1 << 28
-_TABLE_VERSION = 1
+_TABLE_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def _planned(matrix: SparseMatrix, n: int, backend: str, threads: int, measure: 
             raise ValueError(f"backend {backend!r} cannot multiply {matrix.dtype}; accepted are {', '.join(ways)}")
         return SpmmPlan(backend, n, MappingProxyType(seconds), frozenset(), "asked for")
     best = min(seconds, key=seconds.__getitem__)
-    near = [name for name in ways if name == "rows" or seconds[name] <= MARGIN * seconds[best]]
+    near = [name for name in ways if seconds[name] <= MARGIN * seconds["rows"]]
     if len(near) == 1 or not measure or 0 in (*matrix.shape, n):
         why = f"predicted to be {MARGIN}x ahead of every other way" if len(near) == 1 else "predicted to be fastest"
         return SpmmPlan(best, n, MappingProxyType(seconds), frozenset(), why)
