@@ -128,13 +128,18 @@ def _rotated(rows: int, columns: int, seed: int = 0) -> list[Tensor]:
     return [dense.clone() for _ in range(min(16, copies_past_cache(dense.nbytes)))]
 
 
+def _copied(matrix: SparseMatrix, index: torch.dtype) -> SparseMatrix:
+    """The same matrix in memory of its own: no contender finds what the one before has brought into the cache."""
+    indptr, indices = (array.to(index, copy=True) for array in (matrix.indptr, matrix.indices))
+    return SparseMatrix(indptr, indices, matrix.values.clone(), matrix.shape)
+
+
 def _ours(matrix: SparseMatrix, operands: list[Tensor]) -> Calls:
     return [partial(spmm, matrix, operand) for operand in operands]
 
 
 def _torch_calls(matrix: SparseMatrix, operands: list[Tensor]) -> dict[str, Calls]:
-    narrow = matrix.to_torch()
-    wide = SparseMatrix(matrix.indptr.long(), matrix.indices.long(), matrix.values, matrix.shape).to_torch()
+    narrow, wide = _copied(matrix, torch.int32).to_torch(), _copied(matrix, torch.int64).to_torch()
     return {
         f"torch.sparse.mm, {name}": [partial(torch.sparse.mm, sparse, operand) for operand in operands]
         for name, sparse in (("int32", narrow), ("int64", wide))
@@ -142,7 +147,7 @@ def _torch_calls(matrix: SparseMatrix, operands: list[Tensor]) -> dict[str, Call
 
 
 def _sampled(matrix: SparseMatrix, xs: list[Tensor], ys: list[Tensor]) -> tuple[Calls, dict[str, Calls]]:
-    pattern = matrix.to_torch()
+    pattern = _copied(matrix, torch.int32).to_torch()
     transposed = [y.T.contiguous() for y in ys]
     ours: Calls = [partial(sddmm, matrix, x, y) for x, y in zip(xs, ys, strict=True)]
     call = torch.sparse.sampled_addmm
