@@ -81,7 +81,7 @@ def auto_never_loses(bench: Bench) -> Iterator[Row]:
             peers = _torch_calls(matrix, operands)
             if matrix.density > 0.005:
                 dense = matrix.to_dense()
-                peers["torch.mm on dense"] = [partial(torch.mm, dense, operand) for operand in operands]
+                peers["torch.mm on dense"] = [partial(torch.mm, dense, operand.clone()) for operand in operands]
             note = f"way: {spmm_plan(matrix, n).backend}"
             yield bench.compare(f"{name} n={n}", _ours(matrix, operands), peers, note=note)
 
@@ -141,15 +141,16 @@ def _ours(matrix: SparseMatrix, operands: list[Tensor]) -> Calls:
 def _torch_calls(matrix: SparseMatrix, operands: list[Tensor]) -> dict[str, Calls]:
     narrow, wide = _copied(matrix, torch.int32).to_torch(), _copied(matrix, torch.int64).to_torch()
     return {
-        f"torch.sparse.mm, {name}": [partial(torch.sparse.mm, sparse, operand) for operand in operands]
+        f"torch.sparse.mm, {name}": [partial(torch.sparse.mm, sparse, operand.clone()) for operand in operands]
         for name, sparse in (("int32", narrow), ("int64", wide))
     }
 
 
 def _sampled(matrix: SparseMatrix, xs: list[Tensor], ys: list[Tensor]) -> tuple[Calls, dict[str, Calls]]:
     pattern = _copied(matrix, torch.int32).to_torch()
-    transposed = [y.T.contiguous() for y in ys]
     ours: Calls = [partial(sddmm, matrix, x, y) for x, y in zip(xs, ys, strict=True)]
+    transposed = [y.T.contiguous() for y in ys]
+    xs, ys = [x.clone() for x in xs], [y.clone() for y in ys]
     call = torch.sparse.sampled_addmm
     return ours, {
         "sampled_addmm": [partial(call, pattern, x, y, beta=0.0) for x, y in zip(xs, transposed, strict=True)],
