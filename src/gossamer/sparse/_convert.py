@@ -48,8 +48,8 @@ def from_coo(
         value = summed.to(value.dtype)
     kind = _index_dtype(index_dtype, size, count)
     device = next((given.device for given in (values, columns, rows) if isinstance(given, Tensor)), torch.device("cpu"))
-    pointer, index = torch.from_numpy(indptr).to(device, kind), torch.from_numpy(column[kept]).to(device, kind)
-    return pointer, index, value.to(device), size
+    starts, found = (torch.from_numpy(array).to(device, kind) for array in (indptr, column[kept]))
+    return starts, found, value.to(device), size
 
 
 def from_csr(indptr: Any, indices: Any, values: Any, shape: tuple[int, int] | None) -> Parts:

@@ -13,7 +13,9 @@ from rich.table import Table
 from gossamer.core.report import shown_number
 
 app = typer.Typer(no_args_is_help=True)
-_room = typer.Typer(no_args_is_help=True, help="Sparse matrices: how they look, and which way their products go. Every verb has --json.")
+_room = typer.Typer(
+    no_args_is_help=True, help="Sparse matrices: how they look, and which way their products go. Every verb has --json."
+)
 app.add_typer(_room, name="sparse")
 
 
