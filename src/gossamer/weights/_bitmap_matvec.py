@@ -42,7 +42,7 @@ def _padded(x: Any, words: int) -> Any:
 
 @inlined
 def _ask_for(values: Any, place: int) -> None:
-    """Prefetch what 64 columns half full of values use, ``_AHEAD`` bytes from now."""
+    """Prefetch what 32 columns half full of values use, ``_AHEAD`` bytes from now."""
     prefetch(place + _AHEAD)
     if item_bytes(values) == 4:
         prefetch(place + _AHEAD + 64)
@@ -59,6 +59,7 @@ def _add_row(values: Any, place: int, table: int, marks: int, x: tuple[Any, Any,
 
     Nothing of the next row is begun before: all rows at once need more registers than there are.
     """
+    _ask_for(values, place)
     first, second, third, fourth, place = expand_four(values, place, table, marks)
     total = multiply_add8(second, x[1], multiply_add8(first, x[0], total))
     total = multiply_add8(fourth, x[3], multiply_add8(third, x[2], total))
@@ -96,8 +97,6 @@ def _four_runs(bitmap: Any, values: Any, offsets: Any, x: Any, out: Any, table: 
         near, x_near = marks + row_marks * row, x0
         far = near + 3 * gap
         for _ in range(words):
-            for place in places:
-                _ask_for(values, place)
             totals, places = _add_rows(values, places, shuffles, near, gap, far, x_near, totals)
             totals, places = _add_rows(values, places, shuffles, near + 4, gap, far + 4, x_near + 128, totals)
             total_a, near = settled(totals[0], near + 8)  # or LLVM would keep a pointer for every row
