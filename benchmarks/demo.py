@@ -29,7 +29,9 @@ def demo(bench: Bench) -> Iterator[Row]:
     """Wall time of the whole target; beside it, the largest resident set of any of its processes."""
     with tempfile.TemporaryDirectory(prefix="gossamer-demo-") as folder:
         copy_tracked_files(checkout(), Path(folder))
-        environment = bare_environment() | {"XDG_CACHE_HOME": str(Path(folder) / "cache")}  # nothing is known from before
+        environment = bare_environment() | {
+            "XDG_CACHE_HOME": str(Path(folder) / "cache")
+        }  # nothing is known from before
         start = perf_counter()
         subprocess.run(["make", "demo"], cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
         seconds = perf_counter() - start
