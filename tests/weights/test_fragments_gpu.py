@@ -70,6 +70,15 @@ def test_every_plan_multiplies_right(shape: tuple[int, int], dtype: torch.dtype)
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
+def test_activations_may_begin_anywhere_in_memory() -> None:
+    weight = sparse_weight((64, 256), 0.5, torch.float16).cuda()
+    x = torch.randn(1 + 2 * 256, device="cuda").half()[1:].view(2, 256)
+    y = FragmentBitmapWeight.from_dense(weight).linear(x)
+    assert relative_error(y, x.double() @ weight.double().T) < ERROR[torch.float16]
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
 def test_a_hundred_launches_give_the_same_bits() -> None:
     stored = FragmentBitmapWeight.from_dense(sparse_weight((2048, 4096), 0.5, torch.float16).cuda())
     x = torch.randn(16, 4096, device="cuda").half()

@@ -100,6 +100,8 @@ def multiply(weight: FragmentWeight, x: Tensor, plan: FragmentPlan | None = None
     plan = plan or best_plan(weight, n)
     padding = weight.padded_columns - x.shape[1]
     x = torch.nn.functional.pad(x, (0, padding)) if padding else x.contiguous()
+    if x.data_ptr() % 16:  # a slice of something larger; the kernel copies 16 bytes at a time
+        x = x.clone()
     y = torch.empty((n, rows), dtype=x.dtype, device=x.device)
     escapes = weight.escapes
     apart = plan.splits > 1 or escapes is not None
