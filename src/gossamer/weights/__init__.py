@@ -16,7 +16,8 @@ In: a dense ``(out, in)`` matrix of a linear layer. Out: a frozen value that tak
 - :class:`CompressedLinear`: a drop-in for ``torch.nn.Linear`` on any of them.
 - :class:`WeightFormat`: the contract; :func:`format_named` finds a format by its name, :func:`describe` and
   :func:`from_description` take one apart and put it together again.
-- :func:`speed_over_dense`: what a format gains over the dense matrix on this machine, measured once.
+- :func:`speed_over_dense`: what a format gains over the dense matrix on this machine, measured once;
+  :func:`fastest_way`: whether a GPU should multiply a weight as it is stored, or dense.
 """
 
 from gossamer.weights._auto import speed_over_dense
@@ -25,6 +26,7 @@ from gossamer.weights._bitmap_fragments import FragmentBitmapWeight
 from gossamer.weights._bitmask import from_bitmask, load_bitmask, save_bitmask, to_bitmask
 from gossamer.weights._dense import DenseWeight
 from gossamer.weights._format import WeightFormat, describe, format_named, from_description
+from gossamer.weights._fragments_gpu import fastest_way
 from gossamer.weights._linear import CompressedLinear
 from gossamer.weights._lossless import LosslessWeight
 from gossamer.weights._lossless_fragments import FragmentLosslessWeight
@@ -59,6 +61,7 @@ __all__ = [
     "SparseLosslessWeight",
     "WeightFormat",
     "describe",
+    "fastest_way",
     "format_named",
     "from_bitmask",
     "from_description",
