@@ -50,7 +50,7 @@ def test_a_bundled_model_without_its_package_says_what_to_install(monkeypatch) -
 
 
 def test_a_hub_id_is_found_in_the_cache_and_never_fetched(tmp_path, monkeypatch) -> None:
-    constants = pytest.importorskip("huggingface_hub.constants")
+    constants = pytest.importorskip("huggingface_hub.constants", reason="needs huggingface_hub")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     repository = tmp_path / "models--someone--some-model"
     snapshot = model_folder(repository / "snapshots" / "abc")

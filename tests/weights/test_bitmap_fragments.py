@@ -155,6 +155,11 @@ def test_what_does_not_fit_is_refused() -> None:
     arrays["offsets"] = arrays["offsets"] + 1
     with pytest.raises(ValueError, match="do not describe"):
         FragmentBitmapWeight.from_arrays(arrays, (4, 4), torch.float16, weight.meta())
+    for place in (0, 130):  # of a mask word and of a start
+        arrays = {**weight.arrays(), "records": weight.records.clone()}
+        arrays["records"][place] ^= 4
+        with pytest.raises(ValueError, match="contradict"):
+            FragmentBitmapWeight.from_arrays(arrays, (4, 4), torch.float16, weight.meta())
 
 
 def test_every_candidate_fits_and_covers_all_columns() -> None:

@@ -27,7 +27,7 @@ from gossamer.weights._fragments import (
     strips_at_once,
     tiled,
     untiled,
-)  # fmt: skip
+)
 from gossamer.weights._fragments_gpu import Decoder
 
 _MASK_BYTES = ROWS * COLUMNS // 8
@@ -96,8 +96,7 @@ class FragmentBitmapWeight(FragmentWeight):
         """Share of entries that are stored."""
         starts = self.offsets[:-1].long() * (UNIT // 2)
         masks = self.records[starts[:, None] + torch.arange(_MASK_BYTES // 2, device=starts.device)]
-        bits = (masks.flatten().int()[:, None] >> torch.arange(16, device=starts.device)) & 1
-        return int(bits.sum()) / (self.shape[0] * self.shape[1])
+        return int(_popcounts(masks.int() & 0xFFFF).sum()) / (self.shape[0] * self.shape[1])
 
     def arrays(self) -> dict[str, Tensor]:
         """``records`` and ``offsets``."""
@@ -116,7 +115,31 @@ class FragmentBitmapWeight(FragmentWeight):
         if dtype not in _TYPES:
             raise ValueError(f"dtype must be float16 or bfloat16, got {dtype}")
         weight.check_records(_HEAD_BYTES // UNIT)
+        _check_heads(weight.records, weight.offsets)
         return weight
+
+
+def _popcounts(halves: Tensor) -> Tensor:
+    """Set bits of 16-bit numbers (int32), without a scratch array of sixteen times their size."""
+    counts = torch.zeros_like(halves)
+    for bit in range(16):
+        counts += halves >> bit & 1
+    return counts
+
+
+def _starts(counts: Tensor) -> Tensor:
+    """Where each mask word's values begin in its record, as stored, from the counts in the order of the values."""
+    return (_HEAD_BYTES + 2 * (counts.cumsum(1) - counts)).view(-1, 16, 4).transpose(1, 2).flatten(1)
+
+
+def _check_heads(records: Tensor, offsets: Tensor) -> None:
+    """``ValueError`` unless masks, starts and lengths agree: the kernel reads where they say."""
+    heads = records[offsets[:-1].long()[:, None] * (UNIT // 2) + torch.arange(_HEAD_BYTES // 2, device=records.device)]
+    masks, starts = heads[:, : _MASK_BYTES // 2].int() & 0xFFFF, heads[:, _MASK_BYTES // 2 :].int() & 0xFFFF
+    counts = _popcounts(masks).view(-1, 4, 16, 2).sum(-1).transpose(1, 2).flatten(1)  # in the order of the values
+    lengths = (_HEAD_BYTES + 2 * counts.sum(1) + UNIT - 1) // UNIT
+    if not torch.equal(lengths, offsets.long().diff()) or not torch.equal(starts.long(), _starts(counts)):
+        raise ValueError("masks, starts and lengths of the records contradict each other")
 
 
 def _encode(bits: Tensor, kept: int) -> tuple[Tensor, Tensor]:
@@ -129,8 +152,7 @@ def _encode(bits: Tensor, kept: int) -> tuple[Tensor, Tensor]:
     weights = 1 << torch.arange(16, device=bits.device)
     halves = (stored.view(-1, 16, 4, 2, 16) * weights).sum(-1).transpose(1, 2).flatten(1)  # words as (group, step)
     counts = stored.view(-1, 64, 32).sum(2)
-    begins = (_HEAD_BYTES + 2 * (counts.cumsum(1) - counts)).view(-1, 16, 4).transpose(1, 2).flatten(1)
-    head = torch.cat([torch.where(halves < 1 << 15, halves, halves - (1 << 16)), begins], 1)
+    head = torch.cat([torch.where(halves < 1 << 15, halves, halves - (1 << 16)), _starts(counts)], 1)
     places = starts[:, None] + torch.arange(_HEAD_BYTES // 2, device=bits.device)
     records[places] = head.to(torch.int16)
     record, entry = stored.nonzero(as_tuple=True)

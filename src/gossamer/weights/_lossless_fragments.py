@@ -26,7 +26,7 @@ from gossamer.weights._fragments import (
     strips_at_once,
     tiled,
     untiled,
-)  # fmt: skip
+)
 from gossamer.weights._fragments_gpu import Decoder
 
 WINDOW = 16
