@@ -26,6 +26,7 @@ G = TypeVar("G", bound=Hashable)
 CHECKPOINT_VERSION = 1
 _TRIES_PER_CHILD = 10
 _SMALL_GAIN = 0.002
+_FIRST_SCORES = 30
 
 
 class Problem(Protocol[G]):
@@ -72,6 +73,8 @@ class EvolutionSettings:
     population, generations, tournament, elites: as usual. cross, subtree mutation: a child is crossed with probability
         ``cross`` and mutated with probability ``mutate``, at least one of the two.
     scored: share of new genomes in a generation that are scored, best screens first; at 1 the screen is not used.
+    trust: least rank correlation of screens with scores, over the first generation, with which screens are used at all;
+        without them a generation breeds only as many children as it can score.
     finalists: how many get a final score.
     patience: generations without a gain of 0.2 % after which to stop.
     evaluations: most scores in all. seconds: wall clock after which no new generation begins.
@@ -86,6 +89,7 @@ class EvolutionSettings:
     cross: float = 0.5
     mutate: float = 0.5
     scored: float = 0.25
+    trust: float = 0.6
     finalists: int = 5
     patience: int = 8
     evaluations: int = 10_000
@@ -124,15 +128,18 @@ class SearchResult:
     """What a search found.
 
     best: the genome with the least final score, as text. finalists: best first. history: one record a generation, with
-        ``generation, best, median, scored, screened, distinct``. judged: every genome that was judged.
-    correlation: Spearman's of screens with scores over all scored genomes, None where there are too few.
+        ``generation, best, median, scored, judged, new, leader``. judged: every genome that was judged. invalid: how many were
+    not. correlation: Spearman's of screens with scores over the first generation, None if it was not computed.
+    screened: whether screens were used after that.
     """
 
     best: str
     finalists: list[Judged]
     history: list[dict[str, Any]]
     judged: list[Judged]
+    invalid: int
     correlation: float | None
+    screened: bool
     stopped: str
 
 
@@ -148,6 +155,8 @@ class _State:
     best: float = math.inf
     stalled: int = 0
     seconds: float = 0.0
+    correlation: float | None = None
+    screened: bool = False
 
 
 Report = Callable[[dict[str, Any]], None]
@@ -197,9 +206,24 @@ class Evolution:
         self._fill(new, self.settings.population, lambda: self.problem.random(self.rng))
         if not new:
             raise ValueError("the problem gave no valid genome: check its vocabulary and settings")
-        self._judge(new)
+        self._judge_first(new)
         self.state.population = new
         self._record(len(new))
+
+    def _judge_first(self, new: list[str]) -> None:
+        """Score up to 30 genomes over the whole range of screens, and see whether screens can be trusted."""
+        if self.settings.scored == 1:
+            self._judge(new)
+            return
+        ordered = sorted(new, key=lambda key: (self.state.judged[key].screen, key))
+        usable = [key for key in ordered if math.isfinite(self.state.judged[key].screen)]
+        count = min(len(usable), _FIRST_SCORES, self.settings.evaluations)
+        places = [round(index * (len(usable) - 1) / max(count - 1, 1)) for index in range(count)]
+        for place in places:
+            self._score(self.state.judged[usable[place]])
+        pairs = [(own.screen, own.score) for own in self.state.judged.values() if own.score is not None]
+        self.state.correlation = spearman([screen for screen, _ in pairs], [score for _, score in pairs])
+        self.state.screened = (self.state.correlation or 0.0) >= self.settings.trust
 
     def _next_generation(self) -> None:
         state, settings = self.state, self.settings
@@ -207,7 +231,10 @@ class Evolution:
         ranked = self._ranked(state.population)
         new: list[str] = []
         breed = (lambda: self.problem.random(self.rng)) if settings.control else (lambda: self._child(ranked))
-        self._fill(new, settings.population - settings.elites, breed)
+        children = settings.population - settings.elites
+        if settings.scored < 1 and not state.screened:
+            children = max(1, round(settings.scored * children))
+        self._fill(new, children, breed)
         self._judge(new)
         elites = ranked[: settings.elites]
         others = self._ranked(ranked[settings.elites :] + new)
@@ -243,20 +270,23 @@ class Evolution:
         if key is None:
             self.state.invalid += 1
         elif key not in self.state.judged:
-            screen = self.problem.screen(genome) if self.settings.scored < 1 else 0.0
+            wanted = self.settings.scored < 1 and (self.state.screened or not self.state.history)
+            screen = self.problem.screen(genome) if wanted else 0.0
             own = Judged(self.problem.encode(genome), key, self.problem.size(genome), screen)
             self.state.judged[key] = own
             new.append(key)
 
     def _judge(self, new: list[str]) -> None:
-        """Score the most promising share of ``new``."""
-        share = max(1, round(self.settings.scored * len(new))) if new else 0
+        """Score the most promising share of ``new``; all of them where there are no screens."""
+        share = round(self.settings.scored * len(new)) if self.state.screened else len(new)
         left = self.settings.evaluations - self._scores()
         promising = sorted(new, key=lambda key: (self.state.judged[key].screen, key))
-        for key in promising[: min(share, left)]:
-            own = self.state.judged[key]
-            if math.isfinite(own.screen):
-                own.score = self.problem.score(self.problem.decode(own.genome))
+        for key in promising[: min(max(share, 1), left)]:
+            self._score(self.state.judged[key])
+
+    def _score(self, own: Judged) -> None:
+        if math.isfinite(own.screen):
+            own.score = self.problem.score(self.problem.decode(own.genome))
 
     def _scores(self) -> int:
         return sum(own.score is not None for own in self.state.judged.values())
@@ -264,7 +294,7 @@ class Evolution:
     def _ranked(self, keys: list[str]) -> list[str]:
         """Best first. What was only screened stands where its screen would put it among the scored."""
         judged = [self.state.judged[key] for key in dict.fromkeys(keys)]
-        guess = _guesser(self.state.judged.values())
+        guess = _guesser(self.state.judged.values()) if self.state.screened else _unknown
         values = [guess(own.screen) if own.score is None else own.score for own in judged]
         order = sorted(range(len(judged)), key=lambda place: (values[place], judged[place].size, judged[place].key))
         self._prefer_small(order, values, judged)
@@ -292,7 +322,7 @@ class Evolution:
             "best": None if math.isinf(best) else best,
             "median": float(np.median(scores)) if scores else None,
             "scored": self._scores(),
-            "screened": len(state.judged),
+            "judged": len(state.judged),
             "new": new,
             "leader": state.judged[top].genome,
         }
@@ -321,8 +351,10 @@ class Evolution:
         for own in finalists:
             own.final = self.problem.final(self.problem.decode(own.genome)) if own.final is None else own.final
         finalists.sort(key=lambda own: (own.final, own.size, own.key))
-        correlation = spearman([own.screen for own in scored], [own.score or 0.0 for own in scored])
-        return SearchResult(finalists[0].genome, finalists, self.state.history, judged, correlation, stopped)
+        state = self.state
+        return SearchResult(
+            finalists[0].genome, finalists, state.history, judged, state.invalid, state.correlation, state.screened, stopped
+        )
 
     def _save(self, began: float) -> None:
         self.state.seconds = monotonic() - began
@@ -358,6 +390,10 @@ def _lasting(settings: EvolutionSettings) -> dict[str, Any]:
     """Settings that shape the search; limits may be raised when it is taken up again."""
     limits = ("generations", "patience", "evaluations", "seconds", "finalists")
     return {key: value for key, value in asdict(settings).items() if key not in limits}
+
+
+def _unknown(screen: float) -> float:
+    return math.inf
 
 
 def _guesser(judged: Any) -> Callable[[float], float]:

@@ -1,0 +1,173 @@
+"""How much to prune where: sparsity per block, computed from per-block scores, with the exact total.
+
+An allocation maps what calibration knows of each block to the block's density. Published rules are functions of one vector
+per block, the element-wise pruning scores of all its weights: OWL counts outliers in it (Yin et al., ICML 2024), DSA
+searches for the function (Li et al., "Discovering Sparsity Allocation", NeurIPS 2024).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from gossamer.compress._testbed import Testbed, TestLayer
+
+LEAST_DENSITY, MOST_DENSITY = 0.02, 0.98
+OWL_OUTLIER, OWL_SPREAD = 5.0, 0.08
+
+Source = Callable[[TestLayer], Tensor]
+
+
+def _wanda(layer: TestLayer) -> Tensor:
+    return layer.weight.abs() * layer.statistics.second_moment.sqrt().float()
+
+
+def _fisher(layer: TestLayer) -> Tensor:
+    if layer.gradients is None:
+        raise ValueError("source 'fisher' needs a testbed with gradients")
+    return layer.weight.square() * layer.gradients.fisher
+
+
+SOURCES: Mapping[str, Source] = MappingProxyType(
+    {"wanda": _wanda, "magnitude": lambda layer: layer.weight.abs(), "fisher": _fisher}
+)
+"""Element-wise scores whose distribution inside a block is looked at."""
+
+
+def block_vector(bed: Testbed, block: int, source: str) -> Tensor:
+    """Scores of all weights of one block, ``(weights,)`` float32, a new tensor.
+
+    Raises:
+        ValueError: unknown ``source``.
+    """
+    if source not in SOURCES:
+        raise ValueError(f"source must be one of {', '.join(SOURCES)}, got {source!r}")
+    return torch.cat([SOURCES[source](layer).flatten() for layer in bed.layers if layer.block == block])
+
+
+def spread_out(scores: Sequence[float], spread: float, direction: int = 1) -> list[float]:
+    """Offsets of density from ``scores``: scaled to a range of ``2 * spread``, mean zero.
+
+    direction: +1 prunes blocks with larger scores more, -1 less. Equal scores give no offsets.
+
+    >>> spread_out([1.0, 2.0, 3.0], 0.08)
+    [0.08, 0.0, -0.08]
+    """
+    low, high = min(scores), max(scores)
+    if high == low:
+        return [0.0] * len(scores)
+    share = [(score - low) / (high - low) for score in scores]
+    flipped = [1 - value if direction > 0 else value for value in share]
+    mean = sum(flipped) / len(flipped)
+    return [2 * spread * (value - mean) for value in flipped]
+
+
+def to_budget(densities: Sequence[float], sizes: Sequence[int], sparsity: float) -> list[float]:
+    """``densities`` shifted and clamped to [0.02, 0.98] so that their mean, weighted by ``sizes``, is ``1 - sparsity``.
+
+    All densities inside the bounds move by the same amount (water-filling).
+
+    Raises:
+        ValueError: densities are not finite, lengths differ, or the bounds cannot reach the target.
+
+    >>> to_budget([0.5, 0.7], [1, 1], 0.5)
+    [0.4, 0.6]
+    """
+    if len(densities) != len(sizes) or not densities:
+        raise ValueError(f"need a size for every density, got {len(densities)} densities and {len(sizes)} sizes")
+    if not all(map(math.isfinite, densities)):
+        raise ValueError(f"densities must be finite, got {list(densities)}")
+    target = 1 - sparsity
+    if not LEAST_DENSITY <= target <= MOST_DENSITY:
+        raise ValueError(f"sparsity must be in [{1 - MOST_DENSITY:.2f}, {1 - LEAST_DENSITY:.2f}], got {sparsity}")
+    low, high = LEAST_DENSITY - max(densities), MOST_DENSITY - min(densities)
+    for _ in range(100):
+        shift = (low + high) / 2
+        if _mean(_clamped(densities, shift), sizes) < target:
+            low = shift
+        else:
+            high = shift
+    return [round(value, 9) for value in _clamped(densities, high)]
+
+
+def _clamped(densities: Sequence[float], shift: float) -> list[float]:
+    return [min(max(value + shift, LEAST_DENSITY), MOST_DENSITY) for value in densities]
+
+
+def _mean(values: Sequence[float], sizes: Sequence[int]) -> float:
+    return sum(value * size for value, size in zip(values, sizes, strict=True)) / sum(sizes)
+
+
+def pruned_per_row(shapes: Sequence[tuple[int, int]], sparsities: Sequence[float]) -> list[int]:
+    """Zeros in every row of each layer ``(out, in)``: rounding errors are carried on, so that the total is right.
+
+    The total differs from ``Σ out · in · sparsity`` by at most half a row count of the largest layer.
+
+    >>> pruned_per_row([(4, 5), (4, 5)], [0.5, 0.5])
+    [2, 3]
+    """
+    counts, carry = [], 0.0
+    for (rows, columns), sparsity in zip(shapes, sparsities, strict=True):
+        wanted = rows * columns * sparsity + carry
+        count = min(max(round(wanted / rows), 0), columns - 1)
+        carry = wanted - count * rows
+        counts.append(count)
+    return counts
+
+
+def integer_pattern(densities: Sequence[float], sizes: Sequence[int], sparsity: float, m: int) -> list[int]:
+    """Kept N of every ``m`` per block: integers whose weighted sum is right by the largest remainder.
+
+    Blocks get the whole part of ``m · density`` and then, largest remainder first, one more while the total allows.
+
+    >>> integer_pattern([0.45, 0.55, 0.5], [1, 1, 1], 0.5, 4)
+    [2, 2, 2]
+    """
+    exact = [m * value for value in to_budget(densities, sizes, sparsity)]
+    kept = [min(max(math.floor(value + 1e-9), 1), m - 1) for value in exact]
+    target = m * (1 - sparsity) * sum(sizes)
+    for block in sorted(range(len(kept)), key=lambda block: (kept[block] - exact[block], block)):
+        if sum(n * size for n, size in zip(kept, sizes, strict=True)) + sizes[block] <= target + 1e-6 and kept[block] < m:
+            kept[block] += 1
+    return kept
+
+
+def uniform(blocks: int) -> list[float]:
+    """No offsets."""
+    return [0.0] * blocks
+
+
+def line(blocks: int, slope: float = OWL_SPREAD) -> list[float]:
+    """Offsets of a straight line from ``+slope`` in the first block to ``-slope`` in the last: early blocks stay denser.
+
+    >>> line(3)
+    [0.08, 0.0, -0.08]
+    """
+    return [slope * (1 - 2 * block / max(blocks - 1, 1)) for block in range(blocks)]
+
+
+def half_cosine(blocks: int, spread: float = OWL_SPREAD, shift: float = 0.2) -> list[float]:
+    """Offsets along half a cosine, dense first; ``shift`` moves its middle towards later blocks, as a share of depth."""
+    raw = [math.cos(math.pi * min(max(block / max(blocks - 1, 1) - shift, 0.0), 1.0)) for block in range(blocks)]
+    return spread_out(raw, spread, direction=-1)
+
+
+def protected_ends(blocks: int, sparsity: float, least: float = 0.2) -> list[float]:
+    """Offsets that prune the first and the last block to ``least`` only."""
+    ends = {0, blocks - 1}
+    return [max(sparsity - least, 0.0) if block in ends else 0.0 for block in range(blocks)]
+
+
+def outlier_share(vector: Tensor, times: float = OWL_OUTLIER) -> float:
+    """Per cent of ``vector`` above ``times`` its mean (Yin et al., ICML 2024)."""
+    return 100.0 * float((vector > times * vector.mean()).double().mean())
+
+
+def owl(bed: Testbed, spread: float = OWL_SPREAD, times: float = OWL_OUTLIER) -> list[float]:
+    """OWL's offsets: blocks with more outliers among their Wanda scores stay denser."""
+    shares = [outlier_share(block_vector(bed, block, "wanda"), times) for block in range(len(bed.blocks))]
+    return spread_out(shares, spread, direction=-1)
