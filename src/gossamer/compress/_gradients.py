@@ -37,10 +37,10 @@ class GradientStatistics:
     tokens: int = 0
 
     @classmethod
-    def zeros(cls, out_features: int, in_features: int) -> GradientStatistics:
-        """Nothing seen yet."""
-        shape = (out_features, in_features)
-        return cls(torch.zeros(shape), torch.zeros(shape), torch.zeros(shape), torch.zeros(out_features))
+    def zeros_like(cls, weight: Tensor) -> GradientStatistics:
+        """Nothing seen yet of a layer with ``weight`` ``(out, in)``, on its device."""
+        like = torch.zeros_like(weight, dtype=torch.float32, memory_format=torch.contiguous_format)
+        return cls(like, like.clone(), like.clone(), like[:, 0].clone())
 
     def update(self, x: Tensor, gradient: Tensor, predicted: int) -> None:
         """Add one sequence: inputs ``(tokens, in)``, gradients of the summed loss at the outputs ``(tokens, out)``."""
@@ -88,7 +88,7 @@ def gradient_statistics(
         raise ValueError(f"windows must have shape (sequences, seqlen >= 2), got {tuple(windows.shape)}")
     model.eval()
     layers = {f"{block.name}.{name}": layer for block in iter_blocks(model) for name, layer in linears(block).items()}
-    statistics = {name: GradientStatistics.zeros(*dense_weight(layer).shape) for name, layer in layers.items()}
+    statistics = {name: GradientStatistics.zeros_like(dense_weight(layer)) for name, layer in layers.items()}
     handles = [
         layer.register_forward_hook(_watcher(statistics[name], windows.shape[1] - 1)) for name, layer in layers.items()
     ]

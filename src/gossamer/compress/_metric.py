@@ -85,7 +85,7 @@ TERMINALS: Mapping[str, str] = MappingProxyType({
     "W": "|W|",
     "G": "sqrt of summed squared sequence gradients, (out, in)",
     "X": "mean squared input, (1, in)",
-    "F": "mean over tokens of squared output gradient times squared input (Fisher), (out, in)",
+    "F": "mean squared input over tokens weighted by the output's squared gradient (Fisher, per row), (out, in)",
     "R": "|W| over the sum of its row",
     "C": "|W| over the sum of its column",
     "M": "mean magnitude of the input, (1, in)",
@@ -105,6 +105,7 @@ NAMED_METRICS: Mapping[str, str] = MappingProxyType({
     "gblm": "mul(W, add(G, sqrt(X)))",
     "pruner-zero": "mul(abs(mul(W, W)), mms(G))",
     "fisher": "mul(sqr(W), F)",
+    "fisher-wanda": "mul(W, add(sqrt(F), sqrt(X)))",
     "obs": "mul(sqr(W), D)",
     "sparsegpt-diagonal": "mul(sqr(W), Q)",
 })  # fmt: skip
@@ -196,7 +197,9 @@ def terminal(
     if name in GRADIENT_TERMINALS:
         if gradients is None:
             raise ValueError(f"terminal {name} needs gradient statistics, which were not collected")
-        return gradients.l2 if name == "G" else gradients.fisher
+        if name == "G":
+            return gradients.l2
+        return gradients.fisher / gradients.output_fisher.clamp_min(1e-30)[:, None]
     if name in HESSIAN_TERMINALS:
         if statistics.hessian is None:
             raise ValueError(f"terminal {name} needs statistics with a Hessian: calibrate(..., hessian=True)")

@@ -52,5 +52,5 @@ def row_ranks(scores: Tensor) -> Tensor:
     if scores.ndim != 2 or scores.shape[1] > 32767:
         raise ValueError(f"scores must be (out, in) with at most 32767 inputs, got {tuple(scores.shape)}")
     order = torch.argsort(scores, dim=1, stable=True)
-    places = torch.arange(scores.shape[1], dtype=torch.int16).expand(scores.shape)
-    return torch.empty(scores.shape, dtype=torch.int16).scatter_(1, order, places)
+    places = torch.arange(scores.shape[1], dtype=torch.int16, device=scores.device).expand(scores.shape)
+    return torch.empty(scores.shape, dtype=torch.int16, device=scores.device).scatter_(1, order, places)

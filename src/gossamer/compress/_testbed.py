@@ -57,6 +57,8 @@ class Testbed:
         progress: Progress = _silent,
     ) -> None:  # fmt: skip
         self.model = model
+        self.device = next(model.parameters()).device
+        calibration = calibration.to(self.device)
         self.blocks: list[Block] = iter_blocks(model)
         found: dict[str, GradientStatistics] = {}
         if gradients:
@@ -84,7 +86,7 @@ class Testbed:
         """Perplexity over ``windows`` ``(count, seqlen)`` with ``weights``; infinite where the model breaks down."""
         with self.trying(weights) as model:
             try:
-                found = perplexity(model, windows.flatten(), windows.shape[1])
+                found = perplexity(model, windows.flatten().to(self.device), windows.shape[1])
             except OverflowError:
                 return math.inf
         return found if math.isfinite(found) else math.inf
