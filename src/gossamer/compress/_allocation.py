@@ -14,21 +14,21 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from gossamer.compress._testbed import Testbed, TestLayer
+from gossamer.compress._workbench import BenchLayer, Workbench
 
 LEAST_DENSITY, MOST_DENSITY = 0.02, 0.98
 OWL_OUTLIER, OWL_SPREAD = 5.0, 0.08
 
-Source = Callable[[TestLayer], Tensor]
+Source = Callable[[BenchLayer], Tensor]
 
 
-def _wanda(layer: TestLayer) -> Tensor:
+def _wanda(layer: BenchLayer) -> Tensor:
     return layer.weight.abs() * layer.statistics.second_moment.sqrt().float()
 
 
-def _fisher(layer: TestLayer) -> Tensor:
+def _fisher(layer: BenchLayer) -> Tensor:
     if layer.gradients is None:
-        raise ValueError("source 'fisher' needs a testbed with gradients")
+        raise ValueError("source 'fisher' needs a workbench with gradients")
     return layer.weight.square() * layer.gradients.fisher
 
 
@@ -38,7 +38,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType(
 """Element-wise scores whose distribution inside a block is looked at."""
 
 
-def block_vector(bed: Testbed, block: int, source: str) -> Tensor:
+def block_vector(bed: Workbench, block: int, source: str) -> Tensor:
     """Scores of all weights of one block, ``(weights,)`` float32, a new tensor.
 
     Raises:
@@ -131,7 +131,10 @@ def integer_pattern(densities: Sequence[float], sizes: Sequence[int], sparsity: 
     kept = [min(max(math.floor(value + 1e-9), 1), m - 1) for value in exact]
     target = m * (1 - sparsity) * sum(sizes)
     for block in sorted(range(len(kept)), key=lambda block: (kept[block] - exact[block], block)):
-        if sum(n * size for n, size in zip(kept, sizes, strict=True)) + sizes[block] <= target + 1e-6 and kept[block] < m:
+        if (
+            sum(n * size for n, size in zip(kept, sizes, strict=True)) + sizes[block] <= target + 1e-6
+            and kept[block] < m
+        ):
             kept[block] += 1
     return kept
 
@@ -167,7 +170,7 @@ def outlier_share(vector: Tensor, times: float = OWL_OUTLIER) -> float:
     return 100.0 * float((vector > times * vector.mean()).double().mean())
 
 
-def owl(bed: Testbed, spread: float = OWL_SPREAD, times: float = OWL_OUTLIER) -> list[float]:
+def owl(bed: Workbench, spread: float = OWL_SPREAD, times: float = OWL_OUTLIER) -> list[float]:
     """OWL's offsets: blocks with more outliers among their Wanda scores stay denser."""
     shares = [outlier_share(block_vector(bed, block, "wanda"), times) for block in range(len(bed.blocks))]
     return spread_out(shares, spread, direction=-1)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gossamer.compress._allocation import SOURCES, block_vector, line, outlier_share, spread_out
 from gossamer.compress._expression import ELEMENTS, SCALAR, Expr, Operator, Terminal, Vocabulary
-from gossamer.compress._testbed import Testbed
+from gossamer.compress._workbench import Workbench
 
 _TINY = 1e-6
 
@@ -125,7 +125,8 @@ class AllocationGenome:
         if match is None:
             raise ValueError(f"an allocation reads like W:(ABSLOG)-(VAR)-(ATAN,ASIN)-(7)-(+)-(0), got {text!r}")
         pre, transform = (
-            tuple(name for name in match[stage].split(",") if name and name != "NO_OP") for stage in ("pre", "transform")
+            tuple(name for name in match[stage].split(",") if name and name != "NO_OP")
+            for stage in ("pre", "transform")
         )
         source = "wanda" if match["source"] == _PUBLISHED_SOURCE else match["source"]
         direction = -1 if match["direction"] == "-" else 1
@@ -151,9 +152,9 @@ class AllocationGenome:
 
 
 class BlockValues:
-    """Values of genomes on a testbed. What is expensive, pre-processing and reducing, is done once per stage and block."""
+    """Values of genomes on a workbench; pre-processing and reducing, which are slow, happen once per block."""
 
-    def __init__(self, bed: Testbed) -> None:
+    def __init__(self, bed: Workbench) -> None:
         self.bed = bed
         self._reduced: dict[tuple[str, tuple[str, ...], str], list[float]] = {}
 

@@ -1,7 +1,7 @@
 """Find the layer allocation that suits one model: by functions, as DSA does, or by the densities themselves.
 
-Both searches run on a testbed with ranks sorted once, so that a candidate costs one short text. The screen adds up, over all
-layers, the loss to second order that their sparsity costs; each layer's curve is measured once at a few sparsities.
+Both searches run on a workbench with ranks sorted once, so that a candidate costs one short text. The screen adds up,
+over all layers, the loss to second order that their sparsity costs; each layer's curve is measured once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ _REACH = 30
 class AllocationBench:
     """Judges offsets of density per block, whoever proposes them; each distinct vector once."""
 
-    def __init__(self, layers: RankedLayers, texts: Texts, sparsity: float, log: Log = lambda what, score: None) -> None:
+    def __init__(
+        self, layers: RankedLayers, texts: Texts, sparsity: float, log: Log = lambda what, score: None
+    ) -> None:
         self.layers, self.texts, self.sparsity, self.log = layers, texts, sparsity, log
         self.sizes = layers.bed.weights_per_block()
         self._curves: list[tuple[list[float], list[float]]] | None = None
@@ -100,7 +102,9 @@ class AllocationBench:
         for _ in range(60):
             price = (low + high) / 2
             chosen = [float(steps[bisect.bisect_right(list(slope), price)]) for slope in marginal]
-            if sum(value * size for value, size in zip(chosen, self.sizes, strict=True)) < self.sparsity * sum(self.sizes):
+            if sum(value * size for value, size in zip(chosen, self.sizes, strict=True)) < self.sparsity * sum(
+                self.sizes
+            ):
                 low = price
             else:
                 high = price
@@ -237,7 +241,11 @@ class LevelProblem:
     def seeds(self) -> list[tuple[int, ...]]:
         """Uniform, straight lines, OWL, and what minimises the screen."""
         blocks = self.bench.blocks
-        known = [uniform(blocks), *(line(blocks, slope) for slope in (0.04, 0.08, 0.12, 0.16)), owl(self.bench.layers.bed)]
+        known = [
+            uniform(blocks),
+            *(line(blocks, slope) for slope in (0.04, 0.08, 0.12, 0.16)),
+            owl(self.bench.layers.bed),
+        ]
         sensitive = self.bench.sensitivity() if self._screens else uniform(blocks)
         half = [0.5 * value for value in sensitive]
         return [_levels(offsets) for offsets in [*known, half]]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -103,7 +102,9 @@ class EvolutionSettings:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.generations < 0 or not 0 <= self.elites < self.population:
-            raise ValueError(f"need generations >= 0 and 0 <= elites < population, got {self.generations}, {self.elites}")
+            raise ValueError(
+                f"need generations >= 0 and 0 <= elites < population, got {self.generations}, {self.elites}"
+            )
         for name in ("cross", "mutate"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"{name} must be a probability, got {getattr(self, name)}")
@@ -128,8 +129,8 @@ class SearchResult:
     """What a search found.
 
     best: the genome with the least final score, as text. finalists: best first. history: one record a generation, with
-        ``generation, best, median, scored, judged, new, leader``. judged: every genome that was judged. invalid: how many were
-    not. correlation: Spearman's of screens with scores over the first generation, None if it was not computed.
+        ``generation, best, median, scored, judged, new, leader``. judged: every genome that was judged. invalid: how
+    many were not. correlation: Spearman's of screens with scores over the first generation, None if it was not computed.
     screened: whether screens were used after that.
     """
 
@@ -353,7 +354,14 @@ class Evolution:
         finalists.sort(key=lambda own: (own.final, own.size, own.key))
         state = self.state
         return SearchResult(
-            finalists[0].genome, finalists, state.history, judged, state.invalid, state.correlation, state.screened, stopped
+            finalists[0].genome,
+            finalists,
+            state.history,
+            judged,
+            state.invalid,
+            state.correlation,
+            state.screened,
+            stopped,
         )
 
     def _save(self, began: float) -> None:
@@ -418,20 +426,13 @@ def spearman(left: list[float], right: list[float]) -> float | None:
     """
     if len(left) < 5:
         return None
-    ranks = [_ranks(values) for values in (left, right)]
-    if min(rank.std() for rank in ranks) == 0:
+    first, second = _ranks(left), _ranks(right)
+    if first.std() == 0 or second.std() == 0:
         return None
-    return round(float(np.corrcoef(*ranks)[0, 1]), 12)
+    return round(float(np.corrcoef(first, second)[0, 1]), 12)
 
 
 def _ranks(values: list[float]) -> np.ndarray:
-    array = np.array(values)
-    order = np.argsort(array, kind="stable")
-    ranks = np.empty(len(array))
-    ranks[order] = np.arange(len(array))
-    counts: Counter[float] = Counter()
-    sums: Counter[float] = Counter()
-    for value, rank in zip(values, ranks, strict=True):
-        counts[value] += 1
-        sums[value] += rank
-    return np.array([sums[value] / counts[value] for value in values])
+    _, inverse, counts = np.unique(np.array(values), return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return (ends - (counts - 1) / 2)[inverse]

@@ -95,7 +95,10 @@ class Expr:
 
     def to_json(self) -> dict[str, Any]:
         """Nested ``{"data", "left", "right"}``, the form in which published metrics come."""
-        return {"data": self.op, **{side: arg.to_json() for side, arg in zip(("left", "right"), self.args, strict=False)}}
+        return {
+            "data": self.op,
+            **{side: arg.to_json() for side, arg in zip(("left", "right"), self.args, strict=False)},
+        }
 
     @classmethod
     def from_json(cls, value: Any, names: Mapping[str, str] | None = None) -> Expr:
@@ -152,7 +155,9 @@ class Vocabulary:
             if tree.number is not None:
                 return SCALAR
             if tree.op not in self.terminals:
-                known = "operands" if tree.op in self.operators else f"no such terminal; known: {', '.join(self.terminals)}"
+                known = (
+                    "operands" if tree.op in self.operators else f"no such terminal; known: {', '.join(self.terminals)}"
+                )
                 raise ValueError(f"{tree.op!r} lacks operands" if known == "operands" else f"{tree.op!r}: {known}")
             return self.terminals[tree.op].kind
         if tree.op not in self.operators:
@@ -172,7 +177,7 @@ class Vocabulary:
             return tree.op if tree.number is not None else self.terminals[tree.op].latex
         text = self.operators[tree.op].latex
         for place, arg in enumerate(tree.args):
-            text = text.replace("{%d}" % place, self.latex(arg))
+            text = text.replace(f"{{{place}}}", self.latex(arg))
         return text
 
     def ordered(self, tree: Expr) -> Expr:
@@ -186,7 +191,7 @@ def _tokens(text: str) -> list[str]:
     while text[place:].strip():
         match = _TOKEN.match(text, place)
         if match is None:
-            raise ValueError(f"expression {text!r} cannot be read from character {place}: {text[place:place + 20]!r}")
+            raise ValueError(f"expression {text!r} cannot be read from character {place}: {text[place : place + 20]!r}")
         tokens.append(match[1])
         place = match.end()
     return tokens

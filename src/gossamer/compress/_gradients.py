@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -110,7 +111,8 @@ def gradient_statistics(
 
 def _backward(model: nn.Module, window: Tensor) -> None:
     """Back-propagate the summed loss of ``window``; only activations get gradients."""
-    embedding = model.get_input_embeddings()(window[None]).detach().requires_grad_()
+    embed: Any = model.get_input_embeddings  # of PreTrainedModel, which nn.Module does not know
+    embedding = embed()(window[None]).detach().requires_grad_()
     logits = model(inputs_embeds=embedding, use_cache=False).logits[0, :-1].float()
     F.cross_entropy(logits, window[1:], reduction="sum").backward()
 

@@ -1,9 +1,9 @@
 """Pruning metrics as expressions: what Pruner-Zero searches (Dong et al., ICML 2024).
 
-A metric turns the weights of a layer and the statistics of its inputs and gradients into one number per weight; the lowest of
-every row, or of every window, are pruned. Operators follow the published ones, protected forms included: they are total
-functions, so that every tree has a value. The published division is by a norm and therefore only a change of scale; it is
-``divn`` here, and ``div`` divides elementwise.
+A metric turns the weights of a layer and the statistics of its inputs and gradients into one number per weight; the
+lowest of every row, or of every window, are pruned. Operators follow the published ones, protected forms included: they
+are total functions, so that every tree has a value. The published division is by a norm and therefore only a change of
+scale; it is ``divn`` here, and ``div`` divides elementwise.
 """
 
 from __future__ import annotations
@@ -186,9 +186,7 @@ class SymbolicMetric:
         return scores
 
 
-def terminal(
-    name: str, weight: Tensor, statistics: LinearStatistics, gradients: GradientStatistics | None
-) -> Tensor:
+def terminal(name: str, weight: Tensor, statistics: LinearStatistics, gradients: GradientStatistics | None) -> Tensor:
     """The value of terminal ``name`` for one layer, float32, ``(out, in)`` or ``(1, in)``.
 
     Raises:

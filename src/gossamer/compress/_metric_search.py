@@ -1,4 +1,4 @@
-"""Find the pruning metric that suits one model: genetic programming on a testbed (Dong et al., ICML 2024).
+"""Find the pruning metric that suits one model: genetic programming on a workbench (Dong et al., ICML 2024).
 
 A metric is judged in stages. The screen prunes a dozen sampled layers and adds up the loss that this costs to second order,
 ``tr(Δᵀ diag(g) Δ H)`` with ``g`` the mean squared gradient at the layer's outputs. The score prunes the whole model by the
@@ -19,7 +19,7 @@ from gossamer.compress._expression import Expr
 from gossamer.compress._masks import keep_n_of_m, keep_per_row
 from gossamer.compress._metric import HESSIAN_TERMINALS, evaluate_tree, terminal
 from gossamer.compress._metric_space import MetricSpace, leaves
-from gossamer.compress._testbed import Testbed, TestLayer
+from gossamer.compress._workbench import BenchLayer, Workbench
 
 SCREENED_LAYERS = 12
 _GOLDEN = (5**0.5 - 1) / 2
@@ -44,7 +44,7 @@ class MetricProblem:
 
     def __init__(
         self,
-        bed: Testbed,
+        bed: Workbench,
         texts: Texts,
         space: MetricSpace | None = None,
         sparsity: float = 0.5,
@@ -112,7 +112,7 @@ class MetricProblem:
         """Perplexity of the long text."""
         return self._perplexity(genome, self.texts.long)
 
-    def weights(self, tree: Expr) -> Iterator[tuple[TestLayer, Tensor]]:
+    def weights(self, tree: Expr) -> Iterator[tuple[BenchLayer, Tensor]]:
         """Every layer pruned by ``tree``.
 
         Raises:
@@ -127,14 +127,14 @@ class MetricProblem:
         except FloatingPointError:
             return math.inf
 
-    def _scores(self, layer: TestLayer, tree: Expr) -> Tensor:
+    def _scores(self, layer: BenchLayer, tree: Expr) -> Tensor:
         values = {name: self._terminal(layer, name) for name in {leaf.op: None for leaf in leaves(tree)}}
         scores = evaluate_tree(tree, values).expand(layer.weight.shape)
         if not bool(scores.isfinite().all()):
             raise FloatingPointError(f"metric {tree} is not finite on layer {layer.name}")
         return scores
 
-    def _terminal(self, layer: TestLayer, name: str) -> Tensor:
+    def _terminal(self, layer: BenchLayer, name: str) -> Tensor:
         """What needs a factorisation is kept: layers that share their inputs share it."""
         if name not in HESSIAN_TERMINALS:
             return terminal(name, layer.weight, layer.statistics, layer.gradients)
@@ -147,7 +147,7 @@ class MetricProblem:
         return keep_per_row(scores, self.sparsity) if self.pattern is None else keep_n_of_m(scores, *self.pattern)
 
 
-def second_order_loss(layer: TestLayer, removed: Tensor) -> float:
+def second_order_loss(layer: BenchLayer, removed: Tensor) -> float:
     """``tr(Δᵀ diag(g) Δ H) / 4``: what removing ``removed`` ``(out, in)`` costs, inputs and outputs taken as independent.
 
     ``H`` is ``2 E xxᵀ``, so that this is half of ``E Σ_i g_i (Δ x)_i²``, in nats per token.
@@ -157,12 +157,12 @@ def second_order_loss(layer: TestLayer, removed: Tensor) -> float:
     """
     hessian, gradients = layer.statistics.hessian, layer.gradients
     if hessian is None or gradients is None:
-        raise ValueError("the screen needs a testbed with Hessians and gradients")
+        raise ValueError("the screen needs a workbench with Hessians and gradients")
     per_row = (removed @ hessian * removed).sum(1)
     return float((per_row * gradients.output_fisher).sum()) / 4
 
 
-def _spread_sample(layers: list[TestLayer], count: int) -> list[TestLayer]:
+def _spread_sample(layers: list[BenchLayer], count: int) -> list[BenchLayer]:
     """``count`` layers spread over the model by the golden ratio, so that all depths and kinds of layers occur."""
     places = sorted({int((index + 0.5) * _GOLDEN % 1 * len(layers)) for index in range(count)})
     return [layers[place] for place in places]

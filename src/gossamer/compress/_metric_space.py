@@ -149,5 +149,3 @@ def same_ranking(left: Expr, right: Expr) -> bool:
 
 def _pick(rng: np.random.Generator, names: tuple[str, ...]) -> str:
     return names[int(rng.integers(len(names)))]
-
-

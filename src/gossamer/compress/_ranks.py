@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from gossamer.compress._testbed import Testbed, TestLayer
+from gossamer.compress._workbench import BenchLayer, Workbench
 
 
 class RankedLayers:
-    """Ranks of all weights of a testbed in their rows, two bytes a weight.
+    """Ranks of all weights of a workbench in their rows, two bytes a weight.
 
     scores: gives the scores ``(out, in)`` of a layer, higher is more important; equal ones rank by position.
 
@@ -24,7 +24,7 @@ class RankedLayers:
     """
 
     def __init__(
-        self, bed: Testbed, scores: Callable[[TestLayer], Tensor],
+        self, bed: Workbench, scores: Callable[[BenchLayer], Tensor],
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:  # fmt: skip
         self.bed = bed
@@ -33,7 +33,7 @@ class RankedLayers:
             self.ranks.append(row_ranks(scores(layer)))
             progress(index + 1, len(bed.layers))
 
-    def weights(self, pruned: Sequence[int]) -> Iterator[tuple[TestLayer, Tensor]]:
+    def weights(self, pruned: Sequence[int]) -> Iterator[tuple[BenchLayer, Tensor]]:
         """Every layer with its ``pruned`` lowest of each row set to zero."""
         for layer, ranks, count in zip(self.bed.layers, self.ranks, pruned, strict=True):
             yield layer, layer.weight * (ranks >= count)

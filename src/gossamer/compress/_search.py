@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer.compress._ablations import ablations
 from gossamer.compress._allocation import half_cosine, line, owl, protected_ends, uniform
 from gossamer.compress._allocation_genome import BlockValues
 from gossamer.compress._allocation_search import AllocationBench, FunctionProblem, LevelProblem
@@ -26,8 +28,8 @@ from gossamer.compress._metric_search import MetricProblem, Texts
 from gossamer.compress._metric_space import MetricSpace, leaves, same_ranking
 from gossamer.compress._models import DenseModel, load_dense
 from gossamer.compress._ranks import RankedLayers
-from gossamer.compress._testbed import Progress, Testbed
 from gossamer.compress._text import Text, default_text, python_documentation, read_text
+from gossamer.compress._workbench import Progress, Workbench
 from gossamer.core.assets import data_file
 from gossamer.core.files import write_json
 
@@ -79,7 +81,9 @@ def search_windows(
     if not judged:
         half = len(report_ids) // 2
         judged, report_ids = [report_ids[:half]], report_ids[half:]
-    calibration = _cut(_ids(tokenizer, text.calibration), sizes.seqlen, f"calibration part of {text.name}", sizes.samples)
+    calibration = _cut(
+        _ids(tokenizer, text.calibration), sizes.seqlen, f"calibration part of {text.name}", sizes.samples
+    )
     spread = [index * (len(calibration) - 1) // max(sizes.samples - 1, 1) for index in range(sizes.samples)]
     whole = _in_turn([_cut(ids, sizes.seqlen, "text to search on", 1) for ids in judged])
     if len(whole) < sizes.short + sizes.long:
@@ -92,10 +96,8 @@ def search_windows(
 
 def _default_search_texts() -> list[Text]:
     texts = [python_documentation()]
-    try:
+    with suppress(FileNotFoundError):
         texts.append(read_text(data_file(SHAKESPEARE)))
-    except FileNotFoundError:
-        pass
     return texts
 
 
@@ -132,6 +134,7 @@ def search_metric(
     space: MetricSpace | None = None,
     windows: SearchWindows | None = None,
     control: bool = True,
+    ablate: bool = False,
     progress: Progress = lambda what, done, total: None,
     log: Log = _no_log,
 ) -> dict[str, Any]:
@@ -143,6 +146,7 @@ def search_metric(
         sparsity: share of zeros per row; ``pattern``: (N, M) instead.
         settings, space, windows: of the search, the trees, the texts.
         control: also search by drawing at random, with the same number of evaluations.
+        ablate: also search with each part of the search missing, see :mod:`gossamer.compress._ablations`.
         progress: told how far statistics have come. log: given a line for every generation.
 
     Raises:
@@ -150,17 +154,22 @@ def search_metric(
     """
     settings, space = settings or EvolutionSettings(), space or MetricSpace()
     dense, windows, out = _prepare(model, windows, out)
-    bed = Testbed(dense.model, windows.calibration, progress=progress)
+    bed = Workbench(dense.model, windows.calibration, progress=progress)
     problem = MetricProblem(bed, windows.judged, space, sparsity, pattern)
     what = {"space": _space_json(space), "sparsity": sparsity, "pattern": list(pattern) if pattern else None}
     identity = _identity(dense, windows, what)
     runs = _run_both(problem, settings, out, "metric", identity, control, log)
+    if ablate:
+        spent = runs["search"].history[-1]["scored"]
+        for name, own, changed in ablations(problem, replace(settings, evaluations=spent)):
+            file = f"ablation-{name.replace(' ', '-')}"
+            runs[name] = _run_both(own, changed, out, file, {**identity, "ablation": name}, False, log)["search"]
     rows = []
     candidates = {**_metric_rivals(space), **{name: run.best for name, run in runs.items()}}
     dense_report = bed.perplexity(iter(()), windows.report)
     for name, text in candidates.items():
         tree = Expr.from_string(text)
-        row = {"name": name, "formula": text, "latex": METRIC_VOCABULARY.latex(tree), "size": tree.size}
+        row: dict[str, Any] = {"name": name, "formula": text, "latex": METRIC_VOCABULARY.latex(tree), "size": tree.size}
         row["search"] = problem.final(tree)
         row["report"] = bed.perplexity(problem.weights(tree), windows.report)
         row["ranks_as_wanda"] = same_ranking(tree, Expr.from_string(NAMED_METRICS["wanda"]))
@@ -207,7 +216,7 @@ def search_allocation(
         raise ValueError(f"by must name function, levels or both, got {', '.join(kinds) or 'nothing'}")
     settings = settings or EvolutionSettings(population=20, generations=40, evaluations=150, finalists=5)
     dense, windows, out = _prepare(model, windows, out)
-    bed = Testbed(dense.model, windows.calibration, progress=progress)
+    bed = Workbench(dense.model, windows.calibration, progress=progress)
     symbolic = SymbolicMetric.parse(metric)
     ranked = RankedLayers(bed, lambda layer: symbolic(layer.weight, layer.statistics, layer.gradients))
     bench = AllocationBench(ranked, windows.judged, sparsity)
@@ -226,7 +235,7 @@ def search_allocation(
             candidates[f"{kind}: {name}"] = (run.best, problem.offsets(problem.decode(run.best)))
     rows = []
     for name, (text, offsets) in candidates.items():
-        row = {"name": name, "formula": text, "sparsities": bench.sparsities(offsets)}
+        row: dict[str, Any] = {"name": name, "formula": text, "sparsities": bench.sparsities(offsets)}
         row["search"] = bench.final(offsets)
         row["report"] = bench.final(offsets, windows.report)
         rows.append(row)
@@ -237,7 +246,7 @@ def search_allocation(
     return result
 
 
-def _allocation_rivals(bed: Testbed, bench: AllocationBench) -> dict[str, tuple[str, list[float]]]:
+def _allocation_rivals(bed: Workbench, bench: AllocationBench) -> dict[str, tuple[str, list[float]]]:
     blocks = bench.blocks
     return {
         "uniform": ("", uniform(blocks)),
@@ -313,5 +322,3 @@ def _runs_json(runs: dict[str, SearchResult]) -> dict[str, Any]:
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and abs(value) < float("inf") else None
-
-

@@ -7,11 +7,12 @@ the row stays in its first cache. Of equal scores the earlier position counts as
 
 from __future__ import annotations
 
+from typing import Any
+
 import numba
 import numpy as np
 import torch
 from torch import Tensor
-
 
 
 def keep_highest(scores: Tensor, pruned: int) -> Tensor:
@@ -31,7 +32,7 @@ def keep_highest(scores: Tensor, pruned: int) -> Tensor:
 
 
 @numba.njit(inline="always")
-def _ordered(bits):  # type: ignore[no-untyped-def]
+def _ordered(bits: Any) -> Any:
     """An int32 that compares as the float with these bits does; both zeros are equal, every NaN is the highest."""
     magnitude = bits & np.int32(0x7FFFFFFF)
     if magnitude > np.int32(0x7F800000):
@@ -40,7 +41,7 @@ def _ordered(bits):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True)
-def _keep_in_rows(bits, pruned, keep):  # type: ignore[no-untyped-def]
+def _keep_in_rows(bits: Any, pruned: Any, keep: Any) -> Any:
     rows, columns = bits.shape
     key = np.empty(columns, np.int32)
     for row in range(rows):
@@ -54,7 +55,7 @@ def _keep_in_rows(bits, pruned, keep):  # type: ignore[no-untyped-def]
         while below < top:
             middle = (below + top) >> 1
             threshold = np.int32(middle)
-            count = np.int32(0)
+            count: Any = np.int32(0)
             for column in range(columns):
                 count += np.int32(key[column] <= threshold)
             if count >= pruned:
@@ -74,7 +75,7 @@ def _keep_in_rows(bits, pruned, keep):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True)
-def _keep_in_windows(bits, pruned, keep):  # type: ignore[no-untyped-def]
+def _keep_in_windows(bits: Any, pruned: Any, keep: Any) -> Any:
     """Windows of up to 16 scores: a score is pruned if fewer than ``pruned`` of its window come before it."""
     windows, width = bits.shape
     key = np.empty(width, np.int32)
@@ -82,7 +83,7 @@ def _keep_in_windows(bits, pruned, keep):  # type: ignore[no-untyped-def]
         for place in range(width):
             key[place] = _ordered(bits[window, place])
         for place in range(width):
-            before = 0
+            before: Any = 0
             for other in range(place):
                 before += np.int32(key[other] <= key[place])
             for other in range(place + 1, width):

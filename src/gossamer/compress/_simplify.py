@@ -72,8 +72,8 @@ def never_negative(tree: Expr) -> bool:
 def rank_form(tree: Expr) -> Expr:
     """``tree`` without what keeps the order of scores inside every layer: metrics with equal forms give equal masks.
 
-    Dropped at the root: mms, zsn, division by a norm, a positive factor or summand; exp of what is bounded; log, sqrt and sqr
-    of what is never negative. exp of anything else stays, because it saturates.
+    Dropped at the root: mms, zsn, division by a norm, a positive factor or summand; exp of what is bounded; log, sqrt
+    and sqr of what is never negative. exp of anything else stays, because it saturates.
 
     >>> str(rank_form(Expr.from_string("sqr(mul(2.5, mms(W)))")))
     'W'

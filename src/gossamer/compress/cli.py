@@ -13,9 +13,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from gossamer.compress._cli_search import app as search_app
 from gossamer.core.report import shown_number
 
 app = typer.Typer(no_args_is_help=True)
+app.add_typer(search_app, name="search")
 _err = Console(stderr=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]

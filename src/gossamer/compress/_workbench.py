@@ -30,7 +30,7 @@ def _silent(what: str, done: int, total: int) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class TestLayer:
+class BenchLayer:
     """One linear layer: ``weight`` is a copy of the dense ``(out, in)`` float32 one, ``module`` holds what is tried."""
 
     name: str
@@ -41,7 +41,7 @@ class TestLayer:
     gradients: GradientStatistics | None
 
 
-class Testbed:
+class Workbench:
     """A dense model whose layers can be replaced and restored.
 
     Args:
@@ -63,17 +63,17 @@ class Testbed:
         found: dict[str, GradientStatistics] = {}
         if gradients:
             found = gradient_statistics(model, calibration, lambda done, total: progress("gradients", done, total))
-        self.layers: list[TestLayer] = []
+        self.layers: list[BenchLayer] = []
         for step in calibrate(model, calibration, "dense", hessian=hessian):
             for name, module in linears(step.block).items():
                 full = f"{step.block.name}.{name}"
                 weight = dense_weight(module).float().clone(memory_format=torch.contiguous_format)
                 own = step.statistics[name]
-                self.layers.append(TestLayer(full, step.index, module, weight, own, found.get(full)))
+                self.layers.append(BenchLayer(full, step.index, module, weight, own, found.get(full)))
             progress("statistics", step.index + 1, step.total)
 
     @contextmanager
-    def trying(self, weights: Iterator[tuple[TestLayer, Tensor]]) -> Iterator[nn.Module]:
+    def trying(self, weights: Iterator[tuple[BenchLayer, Tensor]]) -> Iterator[nn.Module]:
         """The model with these weights in place of the dense ones, until the block ends."""
         try:
             for layer, weight in weights:
@@ -82,7 +82,7 @@ class Testbed:
         finally:
             self.restore()
 
-    def perplexity(self, weights: Iterator[tuple[TestLayer, Tensor]], windows: Tensor) -> float:
+    def perplexity(self, weights: Iterator[tuple[BenchLayer, Tensor]], windows: Tensor) -> float:
         """Perplexity over ``windows`` ``(count, seqlen)`` with ``weights``; infinite where the model breaks down."""
         with self.trying(weights) as model:
             try:
@@ -91,7 +91,7 @@ class Testbed:
                 return math.inf
         return found if math.isfinite(found) else math.inf
 
-    def masked(self, keep: Callable[[TestLayer], Tensor]) -> Iterator[tuple[TestLayer, Tensor]]:
+    def masked(self, keep: Callable[[BenchLayer], Tensor]) -> Iterator[tuple[BenchLayer, Tensor]]:
         """Every layer with the dense weights where ``keep(layer)`` is True, zero elsewhere."""
         for layer in self.layers:
             yield layer, layer.weight * keep(layer)
@@ -115,7 +115,7 @@ class Testbed:
             if layer.name in weights:
                 hessian = layer.statistics.hessian
                 if hessian is None:
-                    raise ValueError("relative_loss needs a testbed with Hessians: hessian=True")
+                    raise ValueError("relative_loss needs a workbench with Hessians: hessian=True")
                 lost, all_ = (_energy(w, hessian) for w in (layer.weight - weights[layer.name], layer.weight))
                 shares.append(lost / max(all_, 1e-30))
         return sum(shares) / max(len(shares), 1)
