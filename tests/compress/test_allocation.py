@@ -16,16 +16,14 @@ from tiny_models import tiny_model, tiny_windows
 from gossamer.compress._allocation import (
     block_vector,
     half_cosine,
-    integer_pattern,
     line,
     owl,
     protected_ends,
-    pruned_per_row,
     spread_out,
-    to_budget,
 )
 from gossamer.compress._allocation_genome import PRE, REDUCTIONS, TRANSFORMS, AllocationGenome, BlockValues
 from gossamer.compress._allocation_search import AllocationBench, FunctionProblem, LevelProblem
+from gossamer.compress._budget import integer_pattern, pruned_per_row, to_budget
 from gossamer.compress._metric import SymbolicMetric
 from gossamer.compress._metric_search import Texts
 from gossamer.compress._ranks import RankedLayers

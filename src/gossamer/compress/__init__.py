@@ -40,7 +40,14 @@ from gossamer.compress._metric_space import MetricSpace, same_ranking
 from gossamer.compress._models import DenseModel, load_dense
 from gossamer.compress._pipeline import choose_format, compress
 from gossamer.compress._prune import prune
-from gossamer.compress._search import SearchWindows, WindowSizes, search_allocation, search_metric, search_windows
+from gossamer.compress._search import (
+    SearchWindows,
+    WindowSizes,
+    found_allocation,
+    search_allocation,
+    search_metric,
+    search_windows,
+)
 from gossamer.compress._search_html import write_search_report
 from gossamer.compress._settings import Settings
 from gossamer.compress._simplify import rank_form, simplify
@@ -80,6 +87,7 @@ __all__ = [
     "dense_weight",
     "evaluate",
     "evaluation_windows",
+    "found_allocation",
     "generate",
     "gradient_statistics",
     "iter_blocks",

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 from torch import Tensor
 
-from gossamer.compress._allocation import line, owl, pruned_per_row, to_budget, uniform
+from gossamer.compress._allocation import line, owl, uniform
 from gossamer.compress._allocation_genome import (
     PRE,
     REDUCTIONS,
@@ -23,6 +23,7 @@ from gossamer.compress._allocation_genome import (
     AllocationGenome,
     BlockValues,
 )
+from gossamer.compress._budget import pruned_per_row, to_budget
 from gossamer.compress._metric_search import Texts, second_order_loss
 from gossamer.compress._ranks import RankedLayers
 

@@ -7,6 +7,7 @@ search's luck.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -244,6 +245,20 @@ def search_allocation(
     result = {"kind": "allocation", **identity, "dense": dense_report, "candidates": rows, **_runs_json(runs)}
     write_json(out / "search.json", result)
     return result
+
+
+def found_allocation(path: str | os.PathLike[str]) -> tuple[float, ...]:
+    """The sparsities of the allocation that a search found and that was best on the text searched on.
+
+    Raises:
+        ValueError: the file is not the ``search.json`` of a search for an allocation.
+    """
+    try:
+        result = json.loads(Path(path).read_text())
+        found = [row for row in result["candidates"] if row["name"].endswith(": search")]
+        return tuple(min(found, key=lambda row: row["search"])["sparsities"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is not the search.json of a search for an allocation") from error
 
 
 def _allocation_rivals(bed: Workbench, bench: AllocationBench) -> dict[str, tuple[str, list[float]]]:
