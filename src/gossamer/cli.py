@@ -32,6 +32,7 @@ _VERBS = {
     "evaluate": _Verb("gossamer.compress.cli", "Compare a compressed model with the dense one; write a report."),
     "generate": _Verb("gossamer.compress.cli", "Continue a prompt with a compressed or dense model."),
     "inspect": _Verb("gossamer.compress.cli", "Show every layer's format, density and bytes."),
+    "search": _Verb("gossamer.compress.cli", "Find the pruning metric or the layer allocation that suits a model."),
     "weights": _Verb("gossamer.weights.cli", "Pack a safetensors checkpoint into fewer bytes, bit for bit, and back."),
     "sparse": _Verb("gossamer.sparse.cli", "Plan the products of a sparse matrix; write a report."),
     "bench": _Verb("gossamer.core.cli", "Measure claims again and write their records."),

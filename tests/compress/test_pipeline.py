@@ -241,3 +241,27 @@ def test_a_full_disk_is_one_line_and_the_run_resumes(dense_folder: Path, tmp_pat
     )
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["out"] == str(tmp_path / "out")
+
+
+def test_a_found_formula_and_a_found_allocation_prune_a_model(dense_folder: Path, tmp_path: Path) -> None:
+    settings = Settings(score="mul(W, sqrt(F))", allocation=(0.25, 0.5, 0.75), format="bitmap", **SMALL)
+    out = compress(dense_folder, tmp_path / "out", settings, TEXT)
+    assert compress(dense_folder, out, settings, TEXT) == out  # known as the result of this run
+    for name, layer in compressed_layers(load(out).model).items():
+        share = settings.allocation[int(name.split(".")[2])]
+        zeros = (layer.weight_format.to_dense() == 0).sum(1)
+        assert (zeros >= int(layer.in_features * share)).all()
+        assert (zeros <= int(layer.in_features * share) + 2).all()
+
+
+def test_an_allocation_moves_n_between_blocks(dense_folder: Path, tmp_path: Path) -> None:
+    settings = Settings(score="sparsegpt", pattern="4:8", allocation=(0.25, 0.5, 0.75), format="bitmap", **SMALL)
+    out = compress(dense_folder, tmp_path / "out", settings, TEXT)
+    for name, layer in compressed_layers(load(out).model).items():
+        kept = (layer.weight_format.to_dense() != 0).view(-1, 8).sum(1)
+        assert int(kept.max()) == (6, 4, 2)[int(name.split(".")[2])]
+
+
+def test_an_allocation_for_another_model_is_refused(dense_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="allocation is for 2 blocks, but the model has 3"):
+        compress(dense_folder, tmp_path / "out", Settings(allocation=(0.5, 0.5), **SMALL), TEXT)

@@ -8,10 +8,13 @@ weights that loads with :func:`load` or, once this room is imported, with ``Auto
 - :func:`generate`, :class:`Decoder`: decode with it.
 - :func:`evaluate`, :func:`write_report`: set it beside the dense model; :func:`perplexity`, :func:`compare`: the parts.
 - :func:`default_text`, :func:`read_text`, :class:`Text`: what to calibrate and evaluate on.
+- :func:`search_metric`, :func:`search_allocation`, :func:`write_search_report`: find the formula or the allocation that
+  suits a model; :class:`SymbolicMetric`, :class:`Expr`, :func:`simplify`, :class:`AllocationGenome`: what they find.
 - :func:`iter_blocks`, :func:`linears`, :func:`calibrate`, :func:`prune`, :func:`sparsegpt`, :func:`resident_memory`:
   the pieces, for own pipelines.
 """
 
+from gossamer.compress._allocation_genome import AllocationGenome
 from gossamer.compress._blocks import Block, dense_weight, iter_blocks, linears, set_dense_weight
 from gossamer.compress._calibrate import calibrate
 from gossamer.compress._checkpoint import (
@@ -26,27 +29,53 @@ from gossamer.compress._checkpoint import (
 from gossamer.compress._compare import evaluate
 from gossamer.compress._decode import Decoder
 from gossamer.compress._evaluate import compare, perplexity
+from gossamer.compress._evolution import Evolution, EvolutionSettings, SearchResult
+from gossamer.compress._expression import Expr
 from gossamer.compress._generate import Generation, generate
+from gossamer.compress._gradients import GradientStatistics, gradient_statistics
 from gossamer.compress._html import write_report
 from gossamer.compress._memory import Resident, resident_memory
+from gossamer.compress._metric import NAMED_METRICS, SymbolicMetric
+from gossamer.compress._metric_space import MetricSpace, same_ranking
 from gossamer.compress._models import DenseModel, load_dense
 from gossamer.compress._pipeline import choose_format, compress
 from gossamer.compress._prune import prune
+from gossamer.compress._search import (
+    SearchWindows,
+    WindowSizes,
+    found_allocation,
+    search_allocation,
+    search_metric,
+    search_windows,
+)
+from gossamer.compress._search_html import write_search_report
 from gossamer.compress._settings import Settings
+from gossamer.compress._simplify import rank_form, simplify
 from gossamer.compress._sparsegpt import sparsegpt
 from gossamer.compress._statistics import LinearStatistics
 from gossamer.compress._text import Text, calibration_windows, default_text, evaluation_windows, read_text
 
 __all__ = [
+    "NAMED_METRICS",
+    "AllocationGenome",
     "Block",
     "CompressedModel",
     "Decoder",
     "DenseModel",
+    "Evolution",
+    "EvolutionSettings",
+    "Expr",
     "Generation",
+    "GradientStatistics",
     "LinearStatistics",
+    "MetricSpace",
     "Resident",
+    "SearchResult",
+    "SearchWindows",
     "Settings",
+    "SymbolicMetric",
     "Text",
+    "WindowSizes",
     "calibrate",
     "calibration_windows",
     "check_folder",
@@ -58,7 +87,9 @@ __all__ = [
     "dense_weight",
     "evaluate",
     "evaluation_windows",
+    "found_allocation",
     "generate",
+    "gradient_statistics",
     "iter_blocks",
     "linears",
     "load",
@@ -66,11 +97,18 @@ __all__ = [
     "load_dense",
     "perplexity",
     "prune",
+    "rank_form",
     "read_about",
     "read_text",
     "resident_memory",
+    "same_ranking",
+    "search_allocation",
+    "search_metric",
+    "search_windows",
     "set_dense_weight",
+    "simplify",
     "sparsegpt",
     "summarise_layers",
     "write_report",
+    "write_search_report",
 ]

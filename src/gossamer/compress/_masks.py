@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gossamer.compress._select import keep_highest
+
 
 def keep_per_row(scores: Tensor, sparsity: float) -> Tensor:
     """Prune the ``int(in * sparsity)`` lowest scores of every row (rounded down).
@@ -63,6 +65,8 @@ def check_divides(in_features: int, n: int, m: int) -> None:
 
 def _keep_all_but(scores: Tensor, pruned: int) -> Tensor:
     """Per row, True for all but the ``pruned`` lowest."""
+    if scores.device.type == "cpu" and scores.dtype in (torch.float32, torch.bfloat16, torch.float16):
+        return keep_highest(scores, pruned)
     keep = torch.ones(scores.shape, dtype=torch.bool, device=scores.device)
     lowest = torch.argsort(scores, dim=1, stable=True)[:, :pruned]
     return keep.scatter_(1, lowest, False)

@@ -8,6 +8,7 @@ takes finished blocks from disk and gives the same result, bit for bit, as an un
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Callable
 from dataclasses import asdict
@@ -21,6 +22,7 @@ import gossamer
 from gossamer.compress._blocks import Block, dense_weight, iter_blocks, linears, set_dense_weight
 from gossamer.compress._calibrate import calibrate
 from gossamer.compress._checkpoint import read_about, write_folder
+from gossamer.compress._gradients import GradientStatistics, gradient_statistics
 from gossamer.compress._masks import check_divides
 from gossamer.compress._models import DenseModel, load_dense
 from gossamer.compress._prune import prune, relative_output_error
@@ -100,24 +102,42 @@ def _compress_blocks(dense: DenseModel, windows: Tensor, settings: Settings, run
     """Write the block files that are missing; finished ones are put into the model as they are passed."""
     dense.model.float()  # float32 statistics of weights that are exact in the storage dtype
     done = run.done
-    walk = calibrate(dense.model, windows, propagate=settings.propagate, hessian=settings.score == "sparsegpt")
+    sizes = [_weights_in(block) for block in iter_blocks(dense.model)]
+    gradients: dict[str, GradientStatistics] = {}
+    metric = settings.metric
+    if metric is not None and metric.needs_gradients and len(done) < len(sizes):
+        gradients = gradient_statistics(dense.model, windows, lambda done, total: progress("gradients", done, total))
+    hessian = settings.score == "sparsegpt" or (metric is not None and metric.needs_hessian)
+    walk = calibrate(dense.model, windows, propagate=settings.propagate, hessian=hessian)
     for step in walk:
         if step.index in done:
             weights, _ = run.read(step.index)
         else:
-            weights = _compress_block(step.block, step.statistics, settings, run, step.index)
+            own = settings.of_block(step.index, sizes)
+            weights = _compress_block(step.block, step.statistics, own, run, step.index, gradients)
         for name, linear in linears(step.block).items():
             set_dense_weight(linear, weights[name].to_dense().float())
         progress("compressing blocks", step.index + 1, step.total)
 
 
+def _weights_in(block: Block) -> int:
+    return sum(linear.weight.numel() for linear in linears(block).values())
+
+
 def _compress_block(
-    block: Block, statistics: dict[str, LinearStatistics], settings: Settings, run: Run, index: int
+    block: Block,
+    statistics: dict[str, LinearStatistics],
+    settings: Settings,
+    run: Run,
+    index: int,
+    gradients: dict[str, GradientStatistics],
 ) -> dict[str, WeightFormat]:
     weights, reports = {}, []
     for name, linear in linears(block).items():
         original = dense_weight(linear)
-        kept = prune(original, statistics[name], settings).to(getattr(torch, settings.dtype))
+        kept = prune(original, statistics[name], settings, gradients.get(f"{block.name}.{name}")).to(
+            getattr(torch, settings.dtype)
+        )
         weight = choose_format(kept, settings)
         weights[name] = weight
         error = relative_output_error(original, weight.to_dense().float(), statistics[name])
@@ -182,12 +202,8 @@ def _finish(run: Run, dense: DenseModel) -> Path:
 
 def _identity(dense: DenseModel, settings: Settings, text: Text) -> dict[str, Any]:
     digest = hashlib.sha256(text.calibration.encode()).hexdigest()[:16]
-    return {
-        "model": dense.name,
-        "weights": dense.fingerprint,
-        "settings": asdict(settings),
-        "text": [text.name, digest],
-    }
+    identity: dict[str, Any] = json.loads(json.dumps({"settings": asdict(settings), "text": [text.name, digest]}))
+    return {"model": dense.name, "weights": dense.fingerprint, **identity}
 
 
 def _made_by(out: Path) -> dict[str, Any] | None:

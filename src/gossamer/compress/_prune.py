@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gossamer.compress._gradients import GradientStatistics
 from gossamer.compress._masks import keep_n_of_m, keep_per_row
 from gossamer.compress._scores import score_named
 from gossamer.compress._settings import Settings
@@ -13,17 +14,20 @@ from gossamer.compress._statistics import LinearStatistics
 from gossamer.weights import NMPattern, nm_mask
 
 
-def prune(weight: Tensor, statistics: LinearStatistics, settings: Settings) -> Tensor:
+def prune(
+    weight: Tensor, statistics: LinearStatistics, settings: Settings, gradients: GradientStatistics | None = None
+) -> Tensor:
     """``weight`` ``(out, in)`` with zeros, contiguous, in its own dtype; SparseGPT also corrects what is kept.
 
     Raises:
-        ValueError: the pattern does not divide the inputs, or SparseGPT is asked for without a Hessian.
+        ValueError: the pattern does not divide the inputs, or statistics are missing that the score needs.
     """
     if settings.score == "sparsegpt":
         if statistics.hessian is None:
             raise ValueError("score 'sparsegpt' needs statistics with a Hessian: calibrate(..., hessian=True)")
         return sparsegpt(weight, statistics.hessian, settings.sparsity, settings.n_of_m).to(weight.dtype)
-    scores = score_named(settings.score)(weight, statistics)
+    metric = settings.metric
+    scores = metric(weight, statistics, gradients) if metric else score_named(settings.score)(weight, statistics)
     pattern = settings.n_of_m
     if pattern is None:
         keep = keep_per_row(scores, settings.sparsity)

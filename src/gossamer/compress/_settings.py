@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gossamer.compress._budget import integer_pattern
+from gossamer.compress._metric import SymbolicMetric
 
 SCORES = ("magnitude", "wanda", "ria", "sparsegpt")
 FORMATS = ("auto", "bitmap", "lossless", "nm", "dense")
@@ -17,7 +21,10 @@ class Settings:
     sparsity: share of weights set to zero in every row (by SparseGPT: in every 128 columns of all rows together), in
         [0, 1). Ignored where ``pattern`` is given.
     pattern: None, or "N:M": keep N of every M consecutive inputs.
-    score: what ranks the weights: "magnitude", "wanda", "ria", or "sparsegpt", which also corrects the kept ones.
+    score: what ranks the weights: "magnitude", "wanda", "ria", or "sparsegpt", which also corrects the kept ones; or a
+        formula that a search found, as :meth:`SymbolicMetric.parse` reads it.
+    allocation: None, or the sparsity of every block, for which ``sparsity`` is then only a name; with a ``pattern``,
+        N is moved between blocks in these proportions while the mean stays.
     format: "bitmap", "lossless", "dense", or "auto": per layer the smallest that is not slower than dense here; or
         "nm", which needs a ``pattern`` and keeps the same inputs for 32 neighbouring outputs.
     propagate: "sequential" calibrates a block on the outputs of the blocks already compressed, "dense" on the original's.
@@ -41,11 +48,14 @@ class Settings:
     samples: int = 16
     seqlen: int = 512
     dtype: str = "bfloat16"
+    allocation: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.sparsity < 1.0:
             raise ValueError(f"sparsity must be in [0, 1), got {self.sparsity}")
-        for name, accepted in (("score", SCORES), ("format", FORMATS), ("propagate", PROPAGATIONS), ("dtype", DTYPES)):
+        if self.score not in SCORES:
+            self._check_formula()
+        for name, accepted in (("format", FORMATS), ("propagate", PROPAGATIONS), ("dtype", DTYPES)):
             if getattr(self, name) not in accepted:
                 raise ValueError(f"{name} must be one of {', '.join(accepted)}, got {getattr(self, name)!r}")
         for name, least in (("samples", 1), ("seqlen", 8)):
@@ -53,6 +63,8 @@ class Settings:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.format == "lossless" and self.dtype != "bfloat16":
             raise ValueError(f"format 'lossless' holds bfloat16 weights only, got dtype {self.dtype!r}")
+        if self.allocation is not None and not all(0.0 <= value < 1.0 for value in self.allocation):
+            raise ValueError(f"allocation must be a sparsity in [0, 1) for every block, got {self.allocation}")
         if self.n_of_m is None and self.format == "nm":
             raise ValueError("format 'nm' needs a pattern N:M, like 2:4 or 16:32")
         if self.format == "nm" and self.score == "sparsegpt":
@@ -71,6 +83,36 @@ class Settings:
         return int(kept), int(window)
 
     @property
+    def metric(self) -> SymbolicMetric | None:
+        """The formula that ranks the weights, None for SparseGPT and for what has code of its own."""
+        return None if self.score in SCORES else SymbolicMetric.parse(self.score)
+
+    def _check_formula(self) -> None:
+        try:
+            SymbolicMetric.parse(self.score)
+        except ValueError as error:
+            raise ValueError(
+                f"score must be one of {', '.join(SCORES)} or a formula, got {self.score!r} ({error})"
+            ) from error
+
+    def of_block(self, index: int, sizes: Sequence[int]) -> Settings:
+        """The settings for block ``index`` of a model whose blocks have ``sizes`` weights.
+
+        Raises:
+            ValueError: the allocation is for another number of blocks.
+        """
+        if self.allocation is None:
+            return self
+        if len(self.allocation) != len(sizes):
+            raise ValueError(f"allocation is for {len(self.allocation)} blocks, but the model has {len(sizes)}")
+        if self.n_of_m is None:
+            return replace(self, sparsity=self.allocation[index], allocation=None)
+        kept, window = self.n_of_m
+        densities = [1 - value for value in self.allocation]
+        own = integer_pattern(densities, sizes, 1 - kept / window, window)[index]
+        return replace(self, pattern=f"{own}:{window}" if own < window else None, sparsity=0.0, allocation=None)
+
+    @property
     def prunes(self) -> bool:
         """Whether anything is set to zero."""
-        return self.pattern is not None or self.sparsity > 0
+        return self.pattern is not None or self.sparsity > 0 or self.allocation is not None

@@ -34,12 +34,23 @@ class LinearStatistics:
         rows = x.detach().reshape(-1, x.shape[-1]).float()
         if len(rows) == 0:
             return
+        self._move_to(rows.device)
         before, self.tokens = self.tokens, self.tokens + len(rows)
         self.sum_of_squares += rows.square().sum(0)
         self.sum_of_magnitudes += rows.abs().sum(0)
         self.sum += rows.sum(0)
         if self.hessian is not None:
             self.hessian.mul_(before / self.tokens).addmm_(rows.t(), rows, alpha=2.0 / self.tokens)
+
+    def _move_to(self, device: torch.device) -> None:
+        """Sums live where the inputs are."""
+        if self.sum.device == device:
+            return
+        self.sum_of_squares, self.sum_of_magnitudes, self.sum = (
+            sums.to(device) for sums in (self.sum_of_squares, self.sum_of_magnitudes, self.sum)
+        )
+        if self.hessian is not None:
+            self.hessian = self.hessian.to(device)
 
     @property
     def second_moment(self) -> Tensor:

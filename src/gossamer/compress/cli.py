@@ -13,9 +13,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from gossamer.compress._cli_search import app as search_app
 from gossamer.core.report import shown_number
 
 app = typer.Typer(no_args_is_help=True)
+app.add_typer(search_app, name="search")
 _err = Console(stderr=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
@@ -28,7 +30,12 @@ def compress_command(
     out: Annotated[Path, typer.Option("--out", help="The folder to write; it must not exist.")],
     sparsity: Annotated[float, typer.Option(help="Share of zeros in every row, in [0, 1).")] = 0.5,
     pattern: Annotated[str | None, typer.Option(help="N:M instead of a sparsity, like 2:4.")] = None,
-    score: Annotated[str, typer.Option(help="magnitude, wanda, ria or sparsegpt.")] = "wanda",
+    score: Annotated[
+        str, typer.Option(help="magnitude, wanda, ria, sparsegpt, or a formula that was found.")
+    ] = "wanda",
+    allocation: Annotated[
+        Path | None, typer.Option(help="search.json of a search for an allocation: take the best found.")
+    ] = None,
     format: Annotated[str, typer.Option(help="auto, bitmap, lossless, nm (needs --pattern) or dense.")] = "auto",
     propagate: Annotated[
         str, typer.Option(help="Calibrate on outputs of compressed (sequential) or original (dense) blocks.")
@@ -46,9 +53,10 @@ def compress_command(
 
     Interrupt it whenever you like: the same command goes on from the last finished block.
     """
-    from gossamer.compress import Settings, compress, read_about, read_text
+    from gossamer.compress import Settings, compress, found_allocation, read_about, read_text
 
-    settings = Settings(sparsity, pattern, score, format, propagate, samples, seqlen, dtype)
+    per_block = None if allocation is None else found_allocation(allocation)
+    settings = Settings(sparsity, pattern, score, format, propagate, samples, seqlen, dtype, per_block)
     with _progress() as progress:
         folder = compress(model, out, settings, read_text(text) if text else None, progress, fresh)
     about = read_about(folder)

@@ -1,0 +1,116 @@
+"""The searches from end to end on tiny models, and what they write."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import tiny_model, tiny_windows
+
+from gossamer.compress import (
+    EvolutionSettings,
+    MetricSpace,
+    SearchWindows,
+    SymbolicMetric,
+    search_allocation,
+    search_metric,
+)
+from gossamer.compress._metric_search import MetricProblem, Texts
+from gossamer.compress._models import DenseModel
+from gossamer.compress._search_html import principles, write_search_report
+from gossamer.compress._workbench import Workbench
+from gossamer.core.report import read_report_data
+
+
+class Tiny(DenseModel):
+    """A random model that comes from no file."""
+
+    fingerprint = "tiny"  # type: ignore[assignment]
+
+
+def tiny(family: str = "llama") -> DenseModel:
+    return Tiny(tiny_model(family), None, "tiny", Path("."))  # type: ignore[arg-type]
+
+
+def windows() -> SearchWindows:
+    texts = Texts(tiny_windows(2, 16, 3), tiny_windows(3, 16, 4))
+    return SearchWindows(tiny_windows(4, 16), texts, tiny_windows(3, 16, 5), {})
+
+
+SETTINGS = EvolutionSettings(population=8, generations=2, seed=1, finalists=2)
+
+
+def test_a_search_for_a_metric_is_reported_beside_its_rivals_and_is_resumed(tmp_path: Path) -> None:
+    lines: list[str] = []
+    result = search_metric(tiny(), tmp_path, settings=SETTINGS, windows=windows(), ablate=True, log=lines.append)
+    names = {row["name"] for row in result["candidates"]}
+    assert names >= {"wanda", "magnitude", "search", "random control", "no gradients", "classic", "screen only"}
+    assert json.loads((tmp_path / "search.json").read_text()) == json.loads(json.dumps(result))
+    for name in ("no gradients", "no inputs"):
+        judged = " ".join(text for text, _, _ in result["runs"][name]["judged"])
+        assert not set("GF" if name == "no gradients" else "XMVDQ") & set(judged)
+    again: list[str] = []
+    assert (
+        search_metric(tiny(), tmp_path, settings=SETTINGS, windows=windows(), ablate=True, log=again.append) == result
+    )
+    assert any("generation" in line for line in lines)
+    assert not any("generation" in line for line in again)
+    page = write_search_report(result, tmp_path / "report.html")
+    assert read_report_data(page)["candidates"] == result["candidates"]
+
+
+@pytest.mark.parametrize("family", ["gpt2", "qwen2"])
+def test_a_search_for_an_allocation_keeps_the_budget_and_reports(tmp_path: Path, family: str) -> None:
+    result = search_allocation(tiny(family), tmp_path, 0.6, settings=SETTINGS, windows=windows())
+    names = {row["name"] for row in result["candidates"]}
+    assert names >= {"uniform", "straight line", "OWL", "function: search", "levels: search", "levels: random control"}
+    for row in result["candidates"]:
+        assert sum(row["sparsities"]) / 3 == pytest.approx(0.6, abs=1e-4)
+    write_search_report(result, tmp_path / "report.html")
+
+
+def test_the_report_text_does_not_reach_the_search(tmp_path: Path) -> None:
+    other = SearchWindows(windows().calibration, windows().judged, tiny_windows(3, 16, 77), {})
+    found = [
+        search_metric(tiny(), tmp_path / str(i), settings=SETTINGS, windows=w) for i, w in enumerate((windows(), other))
+    ]
+    assert found[0]["runs"] == found[1]["runs"]
+    assert found[0]["candidates"] != found[1]["candidates"]
+
+
+def test_screening_wanda_finds_the_loss_of_its_masks_written_out() -> None:
+    dense = tiny()
+    bed = Workbench(dense.model, windows().calibration)
+    problem = MetricProblem(bed, windows().judged, MetricSpace(), 0.5)
+    expected = 0.0
+    for layer in problem._sample:
+        scores = layer.weight.abs() * layer.statistics.second_moment.sqrt().float()
+        pruned = torch.argsort(scores, dim=1, stable=True)[:, : scores.shape[1] // 2]
+        removed = torch.zeros_like(layer.weight).scatter_(1, pruned, layer.weight.gather(1, pruned)).double()
+        assert layer.gradients is not None
+        assert layer.statistics.hessian is not None
+        correlations = layer.statistics.hessian.double() / 2
+        for row, fisher in zip(removed, layer.gradients.output_fisher, strict=True):
+            expected += 0.5 * float(fisher) * float(row @ correlations @ row)
+    assert problem.screen(SymbolicMetric.parse("wanda").tree) == pytest.approx(expected, rel=1e-4)
+
+
+def test_features_of_good_metrics_are_found() -> None:
+    judged: list[list[Any]] = [
+        ["mul(W, X)", 0.0, 5.0],
+        ["W", 0.0, 9.0],
+        ["sqrt(W)", 0.0, 8.0],
+        ["add(W, X)", 0.0, 6.0],
+    ] * 2
+    found = dict(principles([*judged, ["G", 0.0, None]]))
+    assert found["uses X"] < -0.8
+    assert "uses G" not in found
+
+
+def test_a_folder_with_another_search_is_refused(tmp_path: Path) -> None:
+    search_metric(tiny(), tmp_path, settings=SETTINGS, windows=windows(), control=False)
+    with pytest.raises(ValueError, match="differing sparsity"):
+        search_metric(tiny(), tmp_path, sparsity=0.6, settings=SETTINGS, windows=windows(), control=False)
