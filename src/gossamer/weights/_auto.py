@@ -32,7 +32,7 @@ def kernel_pays(weight: WeightFormat, rows: int) -> bool:
     """Whether ``weight``'s own kernel beats decoding and ``F.linear`` for ``rows`` rows of activations."""
     if isinstance(weight, FragmentWeight):
         return weight.kernel_runs(rows)
-    if not 1 <= rows <= SMALL_N:
+    if not 1 <= rows <= SMALL_N or any(array.is_cuda for array in weight.arrays().values()):
         return False
     bucket = 1 if rows == 1 else 4 if rows <= 4 else SMALL_N
     return _remembered(weight, f"kernel-n{bucket}", lambda: _kernel_over_panel(weight, bucket)) > 1.0

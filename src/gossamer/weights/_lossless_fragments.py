@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from gossamer.weights._decompress_gpu import decompress_fragments
 from gossamer.weights._format import Scalar
 from gossamer.weights._fragments import (
     COLUMNS,
@@ -94,6 +95,10 @@ class FragmentLosslessWeight(FragmentWeight):
         if out is None:
             out = torch.empty(self.shape, dtype=self.dtype, device=self.records.device)
         bits = out.view(torch.int16)
+        if out.is_cuda and out.is_contiguous() and out.data_ptr() % 16 == 0:
+            with torch.cuda.device(out.device):
+                decompress_fragments(self.records, self.base, self.escapes, bits)
+            return out
         words = _RECORD_BYTES // 2 * self.tiles
         for rows in strips_at_once(*self.shape):
             strips = slice(rows.start // ROWS * words, -(-rows.stop // ROWS) * words)
