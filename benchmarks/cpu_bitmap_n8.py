@@ -25,7 +25,7 @@ SHAPES = ((4096, 4096), (11008, 4096), (14336, 4096))
     bar=1.3,
     better="higher",
     summary=geometric_mean,
-    sources=("weights/_bitmap*.py", "core/jit.py"),
+    sources=("weights/_bitmap.py", "weights/_bitmap_[!f]*.py", "core/jit.py"),
 )
 def eight_vectors_against_torch_fp32(bench: Bench) -> Iterator[Row]:
     """Bound by arithmetic rather than by bytes: each decoded weight serves eight vectors."""

@@ -18,7 +18,14 @@ from gossamer.weights import BitmapWeight, CompressedLinear, WeightFormat
 PROMPT = "The bitmap of a sparse matrix says for every entry whether it is"
 TOKENS = 64
 GENERATED = 32
-SOURCES = ["compress/_decode*.py", "compress/_pages.py", "weights/_bitmap*.py", "weights/_dense*.py", "core/jit.py"]
+SOURCES = [
+    "compress/_decode*.py",
+    "compress/_pages.py",
+    "weights/_bitmap.py",
+    "weights/_bitmap_[!f]*.py",
+    "weights/_dense*.py",
+    "core/jit.py",
+]
 
 
 @claim(

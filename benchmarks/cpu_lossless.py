@@ -16,7 +16,14 @@ from gossamer.weights._lossless import LosslessWeight
 
 SHAPES = [(4096, 4096), (11008, 4096), (14336, 4096)]
 IN_CACHE = (1024, 4096)
-SOURCES = ("weights/_lossless*.py", "weights/_nib12*.py", "weights/_tbe*.py", "weights/_dense*.py", "core/jit.py")
+SOURCES = (
+    "weights/_lossless.py",
+    "weights/_lossless_[!f]*.py",
+    "weights/_nib12*.py",
+    "weights/_tbe*.py",
+    "weights/_dense*.py",
+    "core/jit.py",
+)
 
 
 def normal_weight(shape: tuple[int, int], seed: int = 0) -> torch.Tensor:

@@ -89,6 +89,25 @@ def test_a_hundred_launches_give_the_same_bits() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
+def test_a_product_that_begins_early_still_waits_for_what_it_reads() -> None:
+    """A chain in which every product takes the result of the one before, and a weight made right before its product."""
+    weights = [sparse_weight((1024, 1024), 0.5, torch.float16).cuda() / 16 for _ in range(3)]
+    first = torch.randn(8, 1024, device="cuda").half()
+    for plan in gpu.candidates(FragmentBitmapWeight.from_dense(weights[0]), 8)[::7]:
+        results = []
+        for early in (False, True):
+            stored = [FragmentBitmapWeight.from_dense(weight) for weight in weights]
+            x = first
+            for step in range(60):
+                if step % 20 == 10:
+                    stored = [weight.clone() for weight in stored]
+                x = gpu.multiply(stored[step % 3], x, plan, early) * 0.7
+            results.append(x)
+        assert torch.equal(*results)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
 def test_overflow_and_special_values_behave_as_in_the_dense_product() -> None:
     weight = torch.zeros(32, 4096, dtype=torch.float16, device="cuda")
     weight[0], weight[1], weight[2, 5] = 1.0, 60.0, float("inf")

@@ -58,8 +58,13 @@ class Kernel:
     name: str
     handle: Any
 
-    def launch(self, grid: Extent, block: Extent, *arguments: Tensor | Any, shared_bytes: int = 0) -> None:
+    def launch(
+        self, grid: Extent, block: Extent, *arguments: Tensor | Any, shared_bytes: int = 0, early: bool = False
+    ) -> None:
         """Run ``grid`` blocks of ``block`` threads with ``shared_bytes`` of dynamic shared memory.
+
+        early: begin while the kernel before on this stream ends, if that one allows it (``griddepcontrol``, compute
+            capability 9.0); what others wrote may be read only after ``griddepcontrol.wait``.
 
         Tensors are passed as pointers, int and bool as they are; every other number must be a NumPy scalar of the
         parameter's own type, because a Python float would be passed as a double.
@@ -72,7 +77,7 @@ class Kernel:
         from cuda.core import Stream, launch
 
         stream = Stream.from_handle(torch.cuda.current_stream().cuda_stream)
-        config = _launch_config(grid, block, shared_bytes)
+        config = _launch_config(grid, block, shared_bytes, early)
         launch(stream, config, self.handle, *(self._passed(argument) for argument in arguments))
 
     def _passed(self, argument: Any) -> Any:
@@ -134,10 +139,10 @@ def supported_architectures() -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=1024)
-def _launch_config(grid: Extent, block: Extent, shared_bytes: int) -> Any:
+def _launch_config(grid: Extent, block: Extent, shared_bytes: int, early: bool) -> Any:
     from cuda.core import LaunchConfig
 
-    return LaunchConfig(grid=grid, block=block, shmem_size=shared_bytes)
+    return LaunchConfig(grid=grid, block=block, shmem_size=shared_bytes, programmatic_stream_serialization=early)
 
 
 def _allow_all_shared_memory(handle: Any, device: int) -> None:

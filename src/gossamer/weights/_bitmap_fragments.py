@@ -46,7 +46,7 @@ class FragmentBitmapWeight(FragmentWeight):
 
     name: ClassVar[str] = "bitmap-fragments"
     version: ClassVar[int] = 1
-    decoder: ClassVar[Decoder] = Decoder("bitmap_tile.cu", registers={1: (48, 64), 2: (56, 72), 4: (80, 104)})
+    decoder: ClassVar[Decoder] = Decoder("bitmap_tile.cu", registers={1: (48, 64), 2: (56, 72), 4: (80, 96)})
 
     shape: tuple[int, int]
     dtype: torch.dtype

@@ -62,24 +62,19 @@ def decompress_nib12(arrays: Mapping[str, Tensor], meta: Mapping[str, str | int]
         -(-pieces // _THREADS), _THREADS,
         plane, codes, out, np.uint64(pieces), blocks, columns, int(meta["base"]),
     )  # fmt: skip
-    put_escapes((arrays["starts"], arrays["columns"], arrays["values"]), out)
+    _twelve_bit("put_escapes", out).launch(
+        -(-rows // _THREADS), _THREADS, arrays["starts"], arrays["columns"], arrays["values"], out, rows, columns
+    )
 
 
-def decompress_fragments(records: Tensor, base: int, escapes: tuple[Tensor, Tensor, Tensor], out: Tensor) -> None:
+def decompress_fragments(records: Tensor, offsets: Tensor, base: int, out: Tensor) -> None:
     """The same for :class:`~gossamer.weights.FragmentLosslessWeight`."""
     rows, columns = out.shape
     tiles = -(-columns // 128)
     count = -(-rows // 16) * tiles
     _twelve_bit("fragment_decompress", out).launch(
-        -(-32 * count // _THREADS), _THREADS, aligned(records), out, count, tiles, rows, columns, base
+        -(-32 * count // _THREADS), _THREADS, aligned(records), offsets, out, count, tiles, rows, columns, base
     )
-    put_escapes(escapes, out)
-
-
-def put_escapes(escapes: tuple[Tensor, Tensor, Tensor], out: Tensor) -> None:
-    """Write entries that are listed by rows (where each row's begin, their columns, their bits) into ``out``."""
-    rows, columns = out.shape
-    _twelve_bit("put_escapes", out).launch(-(-rows // _THREADS), _THREADS, *escapes, out, rows, columns)
 
 
 def _twelve_bit(name: str, out: Tensor) -> Kernel:

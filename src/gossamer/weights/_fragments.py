@@ -69,11 +69,6 @@ class FragmentWeight(WeightFormat):
         """What the decoder is told beside the records."""
         return 0
 
-    @property
-    def escapes(self) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Entries that records do not hold: where each row's begin, their columns, their values; None without any."""
-        return None
-
     def linear(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """``x @ W.T + bias`` for ``x`` of shape ``(..., in)`` on the weight's device; the result has the dtype of ``x``.
 

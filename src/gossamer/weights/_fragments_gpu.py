@@ -34,7 +34,7 @@ COMPUTE_CAPABILITY = (9, 0)
 
 _TILE_BYTES = 2048  # of x, for eight rows of activations
 _ADD_THREADS = 256
-_TABLE_VERSION = 1
+_TABLE_VERSION = 2
 _MEASURED, _FINALISTS = 40, 5
 _MARGIN = 1.03
 _L2_FACTOR = 4
@@ -87,14 +87,15 @@ def macros(plan: FragmentPlan, n: int, weight: FragmentWeight) -> dict[str, int]
     """What the source is compiled with."""
     return {
         "BLOCKS": _blocks(n), "STRIPS": plan.strips, "STAGES": plan.stages,
-        "BFLOAT16": int(weight.dtype == torch.bfloat16), "ESCAPES": int(weight.escapes is not None),
+        "BFLOAT16": int(weight.dtype == torch.bfloat16),
     }  # fmt: skip
 
 
-def multiply(weight: FragmentWeight, x: Tensor, plan: FragmentPlan | None = None) -> Tensor:
+def multiply(weight: FragmentWeight, x: Tensor, plan: FragmentPlan | None = None, early: bool = True) -> Tensor:
     """``x @ W.T`` for ``x`` of shape ``(n, in)``, n up to ``MAX_N``, with the dtype and on the GPU of the weight.
 
-    The same bits come out every time: sums are taken in a fixed order. plan: the best known one if not given.
+    The same bits come out every time: sums are taken in a fixed order. plan: the best known one if not given. early:
+    fetch weights while the product before on this stream still ends; False shows what that is worth.
     """
     n, rows = x.shape[0], weight.shape[0]
     plan = plan or best_plan(weight, n)
@@ -103,19 +104,16 @@ def multiply(weight: FragmentWeight, x: Tensor, plan: FragmentPlan | None = None
     if x.data_ptr() % 16:  # a slice of something larger; the kernel copies 16 bytes at a time
         x = x.clone()
     y = torch.empty((n, rows), dtype=x.dtype, device=x.device)
-    escapes = weight.escapes
-    apart = plan.splits > 1 or escapes is not None
-    partial = torch.empty((plan.splits, n, rows) if apart else 0, dtype=torch.float32, device=x.device)
+    partial = torch.empty((plan.splits, n, rows) if plan.splits > 1 else 0, dtype=torch.float32, device=x.device)
     linear, add = _kernels(weight.decoder.file, tuple(macros(plan, n, weight).items()), x.device.index or 0)
     linear.launch(
         (-(-weight.strips // (plan.strips * plan.warps)), plan.splits), 32 * plan.warps,
         weight.records, weight.offsets, x, y, partial, n, rows, weight.strips, weight.tiles,
         -(-weight.tiles // plan.splits), plan.chunk, plan.x_bytes(weight.tiles, n), _slot_bytes(weight), weight.constant,
-        shared_bytes=plan.shared_bytes(weight, n),
+        shared_bytes=plan.shared_bytes(weight, n), early=early,
     )  # fmt: skip
-    if apart:
-        beside = () if escapes is None else (x, x.shape[1], rows, *escapes, weight.constant << 7)
-        add.launch(-(-y.numel() // _ADD_THREADS), _ADD_THREADS, partial, y, y.numel(), plan.splits, *beside)
+    if plan.splits > 1:
+        add.launch(-(-y.numel() // _ADD_THREADS), _ADD_THREADS, partial, y, y.numel(), plan.splits, early=early)
     return y
 
 

@@ -2,9 +2,9 @@
 
 Exponents of trained weights crowd into a few values (Fan et al., "ZipServ", ASPLOS 2026, store the seven commonest in
 three bits; the fixed 12-bit form follows public formats of that kind). A record (:mod:`gossamer.weights._fragments`) is
-2048 bytes of mantissas and signs, then 1024 bytes of codes; ``kernels/nib12_tile.cu`` shows the order. The entries whose
-exponents lie outside the window of sixteen, one in a thousand, are stored beside, row by row; their codes say
-``2 ** (base - 127)``, and a product adds what they differ by.
+2048 bytes of mantissas and signs, 1024 bytes of codes, and then the entries whose exponents lie outside the window of
+sixteen, one in thousands: they are coded as ``2 ** (base - 127)``, and a product adds what they differ by.
+``kernels/nib12_tile.cu`` shows the order.
 """
 
 from __future__ import annotations
@@ -31,30 +31,29 @@ from gossamer.weights._fragments import (
 from gossamer.weights._fragments_gpu import Decoder
 
 WINDOW = 16
-_RECORD_BYTES = ROWS * COLUMNS * 3 // 2
+_CODED_BYTES = ROWS * COLUMNS * 3 // 2
 _CODE_BYTES = ROWS * COLUMNS // 2
+_NOWHERE = ROWS * COLUMNS
+"""Places of a record from here on are no entry's: they fill up its last unit."""
 
 
 @dataclass(frozen=True, eq=False)
 class FragmentLosslessWeight(FragmentWeight):
     """A bfloat16 matrix of shape ``(out, in)`` in 12 bits an entry, for tensor cores; its tensors may live on a GPU.
 
-    records: int16 ``(1536 * records,)``. offsets: int32 ``(strips * tiles + 1,)``, units of 16 bytes.
-    escape_rows: int32 ``(out + 1,)``, where each row's escapes begin; escape_columns: int32; escape_values: int16, the
-        entries' bits. longest: 192, units of a record. base: the least exponent with a code.
+    records: int16 ``(8 * units,)``, the records one after another.
+    offsets: int32 ``(strips * tiles + 1,)``, where each begins, in units of 16 bytes.
+    longest: units of the longest record. base: the least exponent with a code.
     """
 
     name: ClassVar[str] = "lossless-fragments"
-    version: ClassVar[int] = 1
-    decoder: ClassVar[Decoder] = Decoder("nib12_tile.cu", registers={1: (56, 64), 2: (56, 72), 4: (72, 80)})
+    version: ClassVar[int] = 2
+    decoder: ClassVar[Decoder] = Decoder("nib12_tile.cu", registers={1: (56, 64), 2: (64, 64), 4: (64, 80)})
 
     shape: tuple[int, int]
     dtype: torch.dtype
     records: Tensor
     offsets: Tensor
-    escape_rows: Tensor
-    escape_columns: Tensor
-    escape_values: Tensor
     longest: int
     base: int
 
@@ -69,26 +68,21 @@ class FragmentLosslessWeight(FragmentWeight):
         >>> weight = torch.randn(64, 256).bfloat16()
         >>> stored = FragmentLosslessWeight.from_dense(weight)
         >>> torch.equal(stored.to_dense(), weight), round(stored.nbytes / stored.dense_nbytes, 2)
-        (True, 0.76)
+        (True, 0.75)
         """
         if options:
             raise TypeError(f"FragmentLosslessWeight takes no options, got {', '.join(options)}")
         bits = check_dense(weight, (torch.bfloat16,))
         base = _densest_window(bits)
         parts = [_encode(bits[rows], base) for rows in strips_at_once(*bits.shape)]
-        escaped = [(bits[rows], _outside(bits[rows], base)) for rows in strips_at_once(*bits.shape)]
-        counts = torch.cat([outside.sum(1) for _, outside in escaped])
-        escape_rows = torch.zeros(len(bits) + 1, dtype=torch.int32, device=bits.device)
-        escape_rows[1:] = counts.cumsum(0)
-        units = _RECORD_BYTES // UNIT
-        records = torch.cat(parts)
-        if records.numel() * 2 // UNIT >= 1 << 31:
+        records = torch.cat([records for records, _ in parts])
+        lengths = torch.cat([lengths for _, lengths in parts])
+        offsets = torch.zeros(len(lengths) + 1, dtype=torch.int64, device=bits.device)
+        torch.cumsum(lengths, 0, out=offsets[1:])
+        if int(offsets[-1]) >= 1 << 31:
             raise ValueError(f"weight of shape {tuple(weight.shape)} takes more than 32 GiB; split it by rows")
-        offsets = units * torch.arange(records.numel() * 2 // _RECORD_BYTES + 1, dtype=torch.int32, device=bits.device)
-        columns = torch.cat([outside.nonzero()[:, 1].int() for _, outside in escaped])
-        values = torch.cat([chunk[outside] for chunk, outside in escaped])
         shape = (weight.shape[0], weight.shape[1])
-        return cls(shape, torch.bfloat16, records, offsets, escape_rows, columns, values, units, base)
+        return cls(shape, torch.bfloat16, records, offsets.to(torch.int32), int(lengths.max()), base)
 
     def to_dense(self, out: Tensor | None = None) -> Tensor:
         """The dense ``(out, in)`` matrix on the weight's device, written into ``out`` if given."""
@@ -97,30 +91,43 @@ class FragmentLosslessWeight(FragmentWeight):
         bits = out.view(torch.int16)
         if out.is_cuda and out.is_contiguous() and out.data_ptr() % 16 == 0:
             with torch.cuda.device(out.device):
-                decompress_fragments(self.records, self.base, self.escapes, bits)
+                decompress_fragments(self.records, self.offsets, self.base, bits)
             return out
-        words = _RECORD_BYTES // 2 * self.tiles
+        coded = torch.arange(_CODED_BYTES // 2, device=bits.device)
         for rows in strips_at_once(*self.shape):
-            strips = slice(rows.start // ROWS * words, -(-rows.stop // ROWS) * words)
-            bits[rows] = untiled(_decode(self.records[strips], self.base), rows.stop - rows.start, self.shape[1])
-        rows_of = torch.repeat_interleave(torch.arange(self.shape[0], device=bits.device), self.escape_rows.diff())
-        bits[rows_of, self.escape_columns.long()] = self.escape_values
+            strips = range(rows.start // ROWS, -(-rows.stop // ROWS))
+            starts = self.offsets[strips.start * self.tiles : strips.stop * self.tiles].long() * (UNIT // 2)
+            entries = _decode(self.records[starts[:, None] + coded], self.base)
+            bits[rows] = untiled(entries, rows.stop - rows.start, self.shape[1])
+        record, places, values = self._escapes()
+        rows_of = ROWS * (record // self.tiles) + places // COLUMNS
+        bits[rows_of, COLUMNS * (record % self.tiles) + places % COLUMNS] = values
         return out
+
+    def _escapes(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Record, place in it and bits of every entry without a code."""
+        lengths = self.offsets.long().diff() * (UNIT // 4) - _CODED_BYTES // 4  # in words
+        record = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
+        place_in_list = torch.arange(len(record), device=lengths.device) - (lengths.cumsum(0) - lengths)[record]
+        start = self.offsets[record].long() * (UNIT // 4) + _CODED_BYTES // 4
+        words = self.records.view(-1, 2)[start + place_in_list]
+        places = words[:, 0].long() & 0xFFFF
+        listed = places < _NOWHERE
+        return record[listed], places[listed], words[listed, 1]
+
+    @property
+    def escaped(self) -> int:
+        """Entries without a code."""
+        return len(self._escapes()[0])
 
     @property
     def constant(self) -> int:
         """The base."""
         return self.base
 
-    @property
-    def escapes(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The three escape arrays."""
-        return self.escape_rows, self.escape_columns, self.escape_values
-
     def arrays(self) -> dict[str, Tensor]:
-        """Records, offsets and escapes."""
-        names = ("records", "offsets", "escape_rows", "escape_columns", "escape_values")
-        return {name: getattr(self, name) for name in names}
+        """``records`` and ``offsets``."""
+        return {"records": self.records, "offsets": self.offsets}
 
     def meta(self) -> dict[str, Scalar]:
         """``longest`` and ``base``."""
@@ -132,19 +139,12 @@ class FragmentLosslessWeight(FragmentWeight):
     ) -> Self:
         """Wrap stored arrays without a copy; ``ValueError`` unless they agree with each other and the shape."""
         weight = cls(shape, dtype, **arrays, longest=int(meta["longest"]), base=int(meta["base"]))
-        weight.check_records(_RECORD_BYTES // UNIT)
-        counts, columns = weight.escape_rows.long().diff(), weight.escape_columns
-        if (
-            len(counts) != shape[0]
-            or int(weight.escape_rows[0]) != 0
-            or int(counts.min()) < 0
-            or int(weight.escape_rows[-1]) != len(columns)
-            or len(columns) != len(weight.escape_values)
-            or len(columns)
-            and not 0 <= int(columns.min()) <= int(columns.max()) < shape[1]
-            or not 0 <= weight.base <= 255 - WINDOW
-        ):
-            raise ValueError(f"the escapes do not fit a {cls.name} weight of shape {shape}")
+        weight.check_records(_CODED_BYTES // UNIT)
+        record, places, _ = weight._escapes()
+        rows_of, columns = ROWS * (record // weight.tiles) + places // COLUMNS, places % COLUMNS
+        inside = (rows_of < shape[0]) & (COLUMNS * (record % weight.tiles) + columns < shape[1])
+        if dtype != torch.bfloat16 or not 0 <= weight.base <= 255 - WINDOW or not bool(inside.all()):
+            raise ValueError(f"dtype, base and escapes do not fit a {cls.name} weight of shape {shape}")
         return weight
 
 
@@ -165,8 +165,27 @@ def _densest_window(bits: Tensor) -> int:
     return int(counts.unfold(0, WINDOW, 1).sum(1).argmax())
 
 
-def _encode(bits: Tensor, base: int) -> Tensor:
-    """Records (int16) of whole strips."""
+def _encode(bits: Tensor, base: int) -> tuple[Tensor, Tensor]:
+    """Records (int16) and their lengths in units of whole strips."""
+    coded = _encode_coded(bits, base)
+    row, column = _outside(bits, base).nonzero(as_tuple=True)
+    record = row // ROWS * -(-bits.shape[1] // COLUMNS) + column // COLUMNS
+    record, order = record.sort(stable=True)
+    row, column = row[order], column[order]
+    counts = torch.bincount(record, minlength=len(coded))
+    lengths = _CODED_BYTES // UNIT + -(-4 * counts // UNIT)
+    starts = (lengths.cumsum(0) - lengths) * (UNIT // 2)
+    records = torch.full((int(lengths.sum()) * (UNIT // 2),), -1, dtype=torch.int16, device=bits.device)
+    records[starts[:, None] + torch.arange(coded.shape[1], device=bits.device)] = coded
+    place_in_list = torch.arange(len(record), device=bits.device) - (counts.cumsum(0) - counts)[record]
+    listed = starts[record] + _CODED_BYTES // 2 + 2 * place_in_list
+    records[listed] = (row % ROWS * COLUMNS + column % COLUMNS).to(torch.int16)
+    records[listed + 1] = bits[row, column]
+    return records, lengths
+
+
+def _encode_coded(bits: Tensor, base: int) -> Tensor:
+    """What every record begins with: int16 ``(records, 1536)``."""
     # record quarter k h group u r t e -> record quarter k h r lane e
     entries = tiled(bits).permute(0, 1, 2, 3, 6, 4, 5, 7, 8).reshape(-1, 4, 2, 2, 2, 32, 2).int()
     exponents = entries >> 7 & 0xFF
@@ -181,12 +200,12 @@ def _encode(bits: Tensor, base: int) -> Tensor:
     codes = (code << shifts).sum((3, 4))  # record quarter k lane e
     codes = codes.view(-1, 2, 2, 2, 32, 2).permute(0, 1, 4, 2, 3, 5).reshape(len(entries), -1)
     words = torch.cat([pairs, codes], 1)
-    return torch.where(words < 1 << 15, words, words - (1 << 16)).to(torch.int16).flatten()
+    return torch.where(words < 1 << 15, words, words - (1 << 16)).to(torch.int16)
 
 
 def _decode(records: Tensor, base: int) -> Tensor:
-    """The entries (int16) of whole strips, in the axes of :func:`tiled`."""
-    words = records.view(-1, _RECORD_BYTES // 2).int() & 0xFFFF
+    """The entries (int16) of records ``(records, 1536)`` without their escapes, in the axes of :func:`tiled`."""
+    words = records.int() & 0xFFFF
     pairs = words[:, : -_CODE_BYTES // 2].reshape(-1, 4, 32, 2, 2, 2).permute(0, 1, 3, 4, 5, 2)
     low_bytes = torch.stack([pairs & 0xFF, pairs >> 8], -1)  # record quarter k h r lane e
     codes = words[:, -_CODE_BYTES // 2 :].reshape(-1, 2, 32, 2, 2, 2).permute(0, 1, 3, 4, 2, 5)

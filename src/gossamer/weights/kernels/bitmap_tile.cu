@@ -40,7 +40,8 @@ Share share_of(u32 lane) {
 }
 
 // Decode one record of each strip, at `slot` in shared memory, and multiply it by a tile of x.
-void multiply_tile(float (&sums)[STRIPS][BLOCKS][4], u32 slot, u32 slot_bytes, u32 x_tile, const Share& own, u32) {
+void multiply_tile(float (&sums)[STRIPS][BLOCKS][4], u32 slot, u32 slot_bytes, const u32 (&)[STRIPS], u32 x_tile,
+                   const Share& own, u32) {
 #pragma unroll
   for (int quarter = 0; quarter < 4; ++quarter) {
     Quad b[BLOCKS];

@@ -4,6 +4,9 @@
 // engine, each warp a ring of its own. x comes in chunks that a whole block shares, laid down as lanes read it (a wide load
 // from x itself would touch eight cache lines and cost sixteen cycles). Where the columns are split, each split's sums go
 // to `partial` and a second kernel adds them, so that y has the same bits every time.
+//
+// Both kernels are launched early: they begin while the kernel before drains, and wait for its end before they touch
+// anything but the weight.
 
 // records, offsets: the weight, strip by strip. x: (n, 128 * tiles). y: (n, rows) where one split covers all columns,
 // else partial: (splits, n, rows). Grid: strips over the warps of the blocks, splits.
@@ -23,6 +26,7 @@ extern "C" __global__ void fragment_linear(const u8* __restrict__ records, const
   // Where records begin, 32 at a time: lane l holds that of tile `first` + 32 i + l of each strip.
   const u32* starts_of[STRIPS];
   u32 window[STRIPS], begin[STRIPS], end[STRIPS];
+  u32 lengths[STRIPS] = {};  // of the records in flight, ten bits each, the newest lowest
   if (active) {
     for (int strip = 0; strip < STRIPS; ++strip) {
       starts_of[strip] = offsets + (u64)min(first_strip + strip, strips - 1) * tiles + first;
@@ -40,12 +44,15 @@ extern "C" __global__ void fragment_linear(const u8* __restrict__ records, const
       for (int strip = 0; strip < STRIPS; ++strip) {
         begin[strip] = end[strip];
         end[strip] = __shfl_sync(0xffffffffu, window[strip], stage + 1);
+        lengths[strip] = lengths[strip] << 10 | (end[strip] - begin[strip]);
       }
       if (first + stage < last) {
         fetch_stage(base + ring + stage * stage_bytes, slot_bytes, records, begin, end, barriers + 16 * stage);
       }
     }
   }
+  await_kernel_before();
+  let_next_kernel_begin();
   fetch_activations(base, x, 128ull * tiles, n, first, min(first + chunk_tiles, last), lane, warp, warps);
 
   const Share own = share_of(lane);
@@ -65,13 +72,16 @@ extern "C" __global__ void fragment_linear(const u8* __restrict__ records, const
     for (int tile = chunk; tile < chunk_end; ++tile, x_tile += BLOCKS * 2048) {
       const u32 slot = ring + stage * stage_bytes;
       const int ahead = tile - first + STAGES + 1;
+      u32 length[STRIPS];
       for (int strip = 0; strip < STRIPS; ++strip) {
+        length[strip] = lengths[strip] >> 10 * (STAGES - 1) & 1023;
         if (ahead % 32 == 0) window[strip] = starts_of[strip][min(ahead + (int)lane, last - first)];
         begin[strip] = end[strip];
         end[strip] = __shfl_sync(0xffffffffu, window[strip], ahead % 32);
+        lengths[strip] = lengths[strip] << 10 | (end[strip] - begin[strip]);
       }
       await_stage(barriers + 16 * stage, parity);
-      multiply_tile(sums, slot, slot_bytes, x_tile, own, constant);
+      multiply_tile(sums, slot, slot_bytes, length, x_tile, own, constant);
       __syncwarp();  // all lanes have read the slot
       if (tile + STAGES < last) fetch_stage(base + slot, slot_bytes, records, begin, end, barriers + 16 * stage);
       if (++stage == STAGES) {
@@ -90,7 +100,7 @@ extern "C" __global__ void fragment_linear(const u8* __restrict__ records, const
         const int row = 16 * (first_strip + strip) + (lane >> 2) + 8 * (part >> 1);
         const int column = 8 * block + 2 * (lane & 3) + (part & 1);
         if (row >= rows || column >= n) continue;
-        if (gridDim.y == 1 && !ESCAPES) {
+        if (gridDim.y == 1) {
           y[(u64)column * rows + row] = rounded(sums[strip][block][part]);
         } else {
           partial[((u64)blockIdx.y * n + column) * rows + row] = sums[strip][block][part];
@@ -100,27 +110,13 @@ extern "C" __global__ void fragment_linear(const u8* __restrict__ records, const
   }
 }
 
-// y = the sum of the splits, rounded once. With ESCAPES, some entries of the weight were decoded as the number `stand_in`;
-// they are listed row by row, and what they differ by is added here.
-extern "C" __global__ void add_splits(const float* __restrict__ partial, u16* __restrict__ y, int count, int splits
-#if ESCAPES
-                                      ,
-                                      const u16* __restrict__ x, int x_length, int rows, const u32* __restrict__ escape_rows,
-                                      const u32* __restrict__ escape_columns, const u16* __restrict__ escape_values,
-                                      u32 stand_in
-#endif
-) {
+// y = the sum of the splits, rounded once. They are read from the L2 cache: this kernel began before they were written.
+extern "C" __global__ void add_splits(const float* __restrict__ partial, u16* __restrict__ y, int count, int splits) {
+  let_next_kernel_begin();
+  await_kernel_before();
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= count) return;
   float sum = 0;
-  for (int split = 0; split < splits; ++split) sum += partial[(u64)split * count + i];
-#if ESCAPES
-  const u16* x_row = x + (u64)(i / rows) * x_length;
-  const float decoded = __uint_as_float(stand_in << 16);
-  for (u32 escape = escape_rows[i % rows]; escape < escape_rows[i % rows + 1]; ++escape) {
-    const float weight = __uint_as_float((u32)escape_values[escape] << 16);
-    sum += (weight - decoded) * __uint_as_float((u32)x_row[escape_columns[escape]] << 16);
-  }
-#endif
+  for (int split = 0; split < splits; ++split) sum += __ldcg(partial + (u64)split * count + i);
   y[i] = rounded(sum);
 }

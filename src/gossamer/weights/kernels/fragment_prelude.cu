@@ -9,7 +9,7 @@
 // that is, four runs of 8 consecutive columns a record: columns may be permuted freely as long as x is read in the same
 // order, and so a lane reads x in runs of 16 bytes.
 //
-// Macros: BLOCKS (8 columns of y each), STRIPS (of 16 rows a warp), STAGES (records in flight), BFLOAT16, ESCAPES.
+// Macros: BLOCKS (8 columns of y each), STRIPS (of 16 rows a warp), STAGES (records in flight, 2 or 3), BFLOAT16.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -63,6 +63,13 @@ u16 rounded(float value) {
 #endif
   return bits;
 }
+
+// A kernel that was launched early waits here until the one before has ended and its results can be read.
+void await_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// Once every block has said so, the next kernel may begin if it is launched early. Said after `await_kernel_before` by a
+// kernel that follows a stranger: then whatever wrote the weights that the next one fetches has ended.
+void let_next_kernel_begin() { asm volatile("griddepcontrol.launch_dependents;"); }
 
 void fetch_record(u32 target, const u8* source, u32 bytes, u32 barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(target),

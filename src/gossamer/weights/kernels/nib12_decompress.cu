@@ -42,13 +42,14 @@ extern "C" __global__ void nib12_decompress(const u8* __restrict__ plane, const 
 }
 
 // The layout of FragmentLosslessWeight (kernels/nib12_tile.cu). A warp: one record of 16 x 128; a lane, for each quarter of 32
-// columns, the 8 columns from 8 (l % 4) on in rows l / 4 and l / 4 + 8.
-extern "C" __global__ void fragment_decompress(const u8* __restrict__ records, u16* __restrict__ out, int count, int tiles, int rows,
-                                               int columns, u32 base) {
+// columns, the 8 columns from 8 (l % 4) on in rows l / 4 and l / 4 + 8; then the entries that stand at the record's end.
+extern "C" __global__ void fragment_decompress(const u8* __restrict__ records, const u32* __restrict__ offsets,
+                                               u16* __restrict__ out, int count, int tiles, int rows, int columns, u32 base) {
   const int record = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
   if (record >= count) return;
-  const u8* place = records + 3072ull * record + 16 * lane;
-  const int row = 16 * (record / tiles) + lane / 4;
+  const u8* begin = records + 16ull * offsets[record];
+  const u8* place = begin + 16 * lane;
+  const int first_row = 16 * (record / tiles), first_column = 128 * (record % tiles), row = first_row + lane / 4;
   Quad bytes[4], codes[2];
 #pragma unroll
   for (int quarter = 0; quarter < 4; ++quarter) bytes[quarter] = *(const Quad*)(place + 512 * quarter);
@@ -64,9 +65,16 @@ extern "C" __global__ void fragment_decompress(const u8* __restrict__ records, u
       upper.at[pair] = (code & 0x000f000fu) * 128 + __funnelshift_r(above, above, 1);
       lower.at[pair] = (code & 0x00f000f0u) * 8 + __funnelshift_r(below, below, 1);
     }
-    const int column = 128 * (record % tiles) + 32 * quarter + 8 * (lane % 4);
+    const int column = first_column + 32 * quarter + 8 * (lane % 4);
     if (row < rows) put_eight(out + (u64)row * columns, upper, column, columns);
     if (row + 8 < rows) put_eight(out + (u64)(row + 8) * columns, lower, column, columns);
+  }
+  __syncwarp();  // escapes go over what other lanes have written
+  const u32 escapes = 4 * (offsets[record + 1] - offsets[record]) - 768;
+  for (u32 i = lane; i < escapes; i += 32) {
+    const u32 escape = ((const u32*)(begin + 3072))[i], entry = escape & 0xffff;
+    const u64 target = (u64)(first_row + entry / 128) * columns + first_column + entry % 128;
+    if (entry < 2048) out[target] = (u16)(escape >> 16);
   }
 }
 
