@@ -149,17 +149,6 @@ class LosslessWeight(WeightFormat):
         self.check_input(x)
         return F.linear(x, self.to_dense().to(x.dtype), bias)
 
-    def check_input(self, x: Tensor) -> None:
-        """Refuse activations that this weight cannot multiply; see :meth:`linear`."""
-        if not isinstance(self.stored, OnDevice):
-            return super().check_input(x)
-        if x.ndim == 0 or x.shape[-1] != self.shape[1]:
-            raise ValueError(f"x must have {self.shape[1]} features in its last dimension, got shape {tuple(x.shape)}")
-        if x.device != self.stored.device:
-            raise ValueError(f"x must be on the weight's device {self.stored.device}, got {x.device}")
-        if not x.dtype.is_floating_point:
-            raise TypeError(f"x must be floating point, got {x.dtype}")
-
     def bind(self, threads: int = 1, features: frozenset[str] | None = None) -> Matvec:
         """``f(x, out)`` for ``out = W @ x``; ``features`` masks the processor's, for tests."""
         product = self._product(1, threads, features)

@@ -29,31 +29,40 @@ u32 ring_place(u32 row, u32 piece) { return ROW_BYTES * row + 16 * (piece ^ (row
 void fetch_rows(u32 stage, const u16* values, u64 padded, int first_output, int first, int last) {
 #pragma unroll
   for (int turn = 0; turn < STAGE_ROWS / 8; ++turn) {
-    const int piece = threadIdx.x + 32 * WARPS * turn, row = piece / (4 * WARPS), across = piece % (4 * WARPS), output = first_output + 8 * across;
+    const int piece = threadIdx.x + 32 * WARPS * turn, row = piece / (4 * WARPS), across = piece % (4 * WARPS);
+    const int output = first_output + 8 * across;
     const bool there = first + row < last && output < padded;
     copy_16(stage + ring_place(row, across), there ? values + (first + row) * padded + output : values, there);
   }
 }
 
-// The block's inputs of all tokens, transposed; zeros beyond.
+// Eight neighbouring inputs of one token; zeros where there is none.
+Quad eight_inputs(const u16* x, int token, int n, int input, int in_features, bool wide) {
+  Quad eight = {};
+  if (token >= n) return eight;
+  const u16* source = x + (u64)token * in_features + input;
+  if (wide) {
+    if (input < in_features) eight = *(const Quad*)source;
+    return eight;
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if (input + i < in_features) eight.at[i / 2] |= (u32)source[i] << (16 * (i % 2));
+  }
+  return eight;
+}
+
+// The block's inputs of all tokens, transposed, two tokens a word; zeros beyond.
 void spread_x(u32 target, const u16* x, int n, int in_features, int first_input, int inputs) {
   const bool wide = (in_features | first_input | inputs) % 8 == 0;
-  for (int piece = threadIdx.x; piece < 8 * BLOCKS * ((inputs + 7) / 8); piece += 32 * WARPS) {
-    const int token = piece % (8 * BLOCKS), part = 8 * (piece / (8 * BLOCKS));
-    const u16* source = x + (u64)token * in_features + first_input + part;
-    Quad eight = {};
-    if (wide) {
-      if (token < n && first_input + part < in_features) eight = *(const Quad*)source;
-    } else {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        if (token < n && first_input + part + i < in_features) eight.at[i / 2] |= (u32)source[i] << (16 * (i % 2));
-      }
-    }
+  for (int piece = threadIdx.x; piece < 4 * BLOCKS * ((inputs + 7) / 8); piece += 32 * WARPS) {
+    const int token = 2 * (piece % (4 * BLOCKS)), part = 8 * (piece / (4 * BLOCKS));
+    const Quad even = eight_inputs(x, token, n, first_input + part, in_features, wide);
+    const Quad odd = eight_inputs(x, token + 1, n, first_input + part, in_features, wide);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const u16 entry = (u16)(eight.at[i / 2] >> (16 * (i % 2)));
-      if (part + i < inputs) store<u16>(target + x_place(part + i, token / 8) + 2 * (token % 8), entry);
+      const u32 both = permute(even.at[i / 2], odd.at[i / 2], i % 2 ? 0x7632u : 0x5410u);
+      if (part + i < inputs) store<u32>(target + x_place(part + i, token / 8) + 2 * (token % 8), both);
     }
   }
 }
