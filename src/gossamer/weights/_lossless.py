@@ -105,9 +105,9 @@ class LosslessWeight(WeightFormat):
             return self.stored.arrays()
         return {name: as_tensor(array) for name, array in self.stored.arrays().items()}
 
-    def to(self, device: str | torch.device) -> Self:
-        """The same weight on another device: a GPU decompresses it at the speed of its memory, and multiplies dense."""
-        arrays = {name: array.to(device) for name, array in self.arrays().items()}
+    def to(self, device: str | torch.device, copy: bool = False) -> Self:
+        """The same weight on another device, or ``copy`` of it; a GPU decompresses it as fast as its memory goes."""
+        arrays = {name: array.to(device, copy=copy) for name, array in self.arrays().items()}
         if torch.device(device).type == "cpu":
             return self.from_arrays(arrays, self.shape, self.dtype, self.meta())
         return type(self)(self.shape, OnDevice(self.shape, arrays, self.meta()))
