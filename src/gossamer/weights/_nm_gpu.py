@@ -36,6 +36,8 @@ COMPUTE_CAPABILITY = (8, 0)
 _SHARED_BYTES, _WARPS, _REGISTERS = 227 << 10, 64, 1 << 16  # of a multiprocessor
 _STAGE_ROWS, _ADD_THREADS, _MEASURED = 32, 256, 12
 _L2_FACTOR = 3
+_ROOM_STEP = 8
+"""Rooms are rounded to this, so that weights share compiled kernels."""
 _MOST_KEPT = 64
 """Kept rows of a step: its loop is unrolled."""
 
@@ -148,7 +150,7 @@ def steps_of(weight: NMWeight, plan: FloatsPlan) -> Steps:
     if plan.packed:
         packed = nm_pack(weight, plan.outputs, plan.windows)
         positions, lists = packed.index.transpose(2, 3), packed.columns
-        room = min(width, -(-int(packed.count.max()) // 4) * 4)
+        room = min(width, -(-int(packed.count.max()) // _ROOM_STEP) * _ROOM_STEP)
     else:
         steps, blocks = -(-weight.kept // kept), -(-weight.groups // groups)
         places = weight.inputs.new_zeros(steps * kept, blocks * groups)
