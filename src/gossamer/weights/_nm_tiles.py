@@ -78,7 +78,7 @@ def _transpose(x, out, tokens, in_features, inputs, columns, by_token, by_input,
     tl.store(place, tl.trans(square), mask=(feature[:, None] < inputs) & (token[None, :] < columns))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "blocks"])
 def _product(
     x, values, inputs, y, tokens, outputs, padded, kept, row, blocks,
     TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, KEPT: tl.constexpr, EVEN: tl.constexpr, FULL: tl.constexpr,
