@@ -24,15 +24,16 @@ from gossamer.core.measure import Bench, Contender, copies_past_cache
 from gossamer.weights._dense import DenseWeight
 from gossamer.weights._format import SMALL_N, Matvec, WeightFormat
 from gossamer.weights._fragments import FragmentWeight
+from gossamer.weights._nm import NMWeight
 
 _TABLE_VERSION = 1
 
 
 def kernel_pays(weight: WeightFormat, rows: int) -> bool:
     """Whether ``weight``'s own kernel beats decoding and ``F.linear`` for ``rows`` rows of activations."""
-    if isinstance(weight, FragmentWeight):
+    if isinstance(weight, FragmentWeight) or isinstance(weight, NMWeight) and weight.device.type == "cuda":
         return weight.kernel_runs(rows)
-    if not 1 <= rows <= SMALL_N:
+    if not 1 <= rows <= SMALL_N or weight.device.type != "cpu":
         return False
     bucket = 1 if rows == 1 else 4 if rows <= 4 else SMALL_N
     return _remembered(weight, f"kernel-n{bucket}", lambda: _kernel_over_panel(weight, bucket)) > 1.0

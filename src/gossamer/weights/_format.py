@@ -98,18 +98,18 @@ class WeightFormat(ABC):
         return float((self.to_dense() != 0).double().mean())
 
     def linear(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """``x @ W.T + bias`` for ``x`` of shape ``(..., in)`` on the CPU; the result has the dtype of ``x``.
+        """``x @ W.T + bias`` for ``x`` of shape ``(..., in)`` on the weight's device; the result has the dtype of ``x``.
 
-        Up to ``SMALL_N`` rows use the format's own kernel (float32 sums), more decode the matrix into a scratch
+        On a CPU, up to ``SMALL_N`` rows use the format's own kernel (float32 sums), more decode the matrix into a scratch
         panel that is freed afterwards.
 
         Raises:
-            ValueError: the last dimension of ``x`` is not ``in``, or ``x`` is not on the CPU.
+            ValueError: the last dimension of ``x`` is not ``in``, or ``x`` is on another device.
             TypeError: ``x`` is not floating point.
         """
         self.check_input(x)
         rows = x.numel() // self.shape[1]
-        if x.requires_grad and torch.is_grad_enabled() or not 0 < rows <= SMALL_N:
+        if x.requires_grad and torch.is_grad_enabled() or not 0 < rows <= SMALL_N or self.device.type != "cpu":
             return F.linear(x, self.to_dense().to(x.dtype), bias)
         flat = x.detach().reshape(rows, self.shape[1]).to(torch.float32).contiguous()
         out = torch.empty(rows, self.shape[0])
@@ -118,12 +118,18 @@ class WeightFormat(ABC):
             out += bias
         return out.to(x.dtype).reshape(*x.shape[:-1], self.shape[0])
 
+    @property
+    def device(self) -> torch.device:
+        """Where the stored arrays are."""
+        return next(iter(self.arrays().values())).device
+
     def check_input(self, x: Tensor) -> None:
         """Refuse activations that this weight cannot multiply; see :meth:`linear`."""
         if x.ndim == 0 or x.shape[-1] != self.shape[1]:
             raise ValueError(f"x must have {self.shape[1]} features in its last dimension, got shape {tuple(x.shape)}")
-        if x.device.type != "cpu":
-            raise ValueError(f"x must be on the CPU for a CPU kernel, got {x.device}")
+        device = self.device
+        if x.device != device:
+            raise ValueError(f"x must be on the weight's device {device}, got {x.device}")
         if not x.dtype.is_floating_point:
             raise TypeError(f"x must be floating point, got {x.dtype}")
 
@@ -187,8 +193,11 @@ def from_description(description: Mapping[str, Any], arrays: Mapping[str, Tensor
     return cls.from_arrays(arrays, (out_features, in_features), FLOAT_TYPES[description["dtype"]], description["meta"])
 
 
-def check_matrix(weight: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
-    """Refuse what no format can hold: ``TypeError`` for a wrong type, ``ValueError`` for a wrong shape."""
+def check_matrix(weight: Tensor, dtypes: tuple[torch.dtype, ...], anywhere: bool = False) -> None:
+    """Refuse what no format can hold: ``TypeError`` for a wrong type, ``ValueError`` for a wrong shape.
+
+    anywhere: the matrix need not be on the CPU.
+    """
     if not isinstance(weight, Tensor):
         raise TypeError(f"weight must be a torch.Tensor, got {type(weight).__name__}")
     if weight.dtype not in dtypes:
@@ -196,5 +205,5 @@ def check_matrix(weight: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
         raise TypeError(f"weight must be one of {accepted}, got {weight.dtype}; convert it with weight.to(...)")
     if weight.ndim != 2 or 0 in weight.shape:
         raise ValueError(f"weight must be a matrix (out, in) without empty dimensions, got shape {tuple(weight.shape)}")
-    if weight.device.type != "cpu":
+    if weight.device.type != "cpu" and not anywhere:
         raise ValueError(f"weight must be on the CPU, got {weight.device}; move it with weight.cpu()")

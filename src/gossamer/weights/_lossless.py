@@ -20,10 +20,12 @@ from typing import ClassVar, Self
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from gossamer.core.hardware import cpu_features
 from gossamer.weights._format import Matvec, Scalar, WeightFormat, check_matrix
 from gossamer.weights._lossless_arrays import as_tensor
+from gossamer.weights._lossless_device import OnDevice, dense_of
 from gossamer.weights._lossless_raw import Raw
 from gossamer.weights._nib12_layout import Nib12
 from gossamer.weights._tbe_layout import Tbe
@@ -37,7 +39,7 @@ _STORED: dict[str, type[Nib12] | type[Tbe] | type[Raw]] = {kind.layout: kind for
 class LosslessWeight(WeightFormat):
     """A bf16 matrix of shape ``(out, in)``, compressed without loss.
 
-    stored: the arrays, in one of the layouts :class:`Nib12`, :class:`Tbe` and :class:`Raw`.
+    stored: the arrays, in one of the layouts :class:`Nib12`, :class:`Tbe` and :class:`Raw`; on a GPU, :class:`OnDevice`.
 
     Products are sums in float32 of the exact weights with float32 activations, NaN and infinities included, in an
     order of their own: they differ from a dense product by rounding only.
@@ -47,7 +49,7 @@ class LosslessWeight(WeightFormat):
     version: ClassVar[int] = 1
 
     shape: tuple[int, int]
-    stored: Nib12 | Tbe | Raw
+    stored: Nib12 | Tbe | Raw | OnDevice
     dtype: torch.dtype = torch.bfloat16
 
     @classmethod
@@ -82,17 +84,33 @@ class LosslessWeight(WeightFormat):
         return 8 * self.nbytes / (self.shape[0] * self.shape[1])
 
     def to_dense(self, out: Tensor | None = None) -> Tensor:
-        """The dense bf16 matrix, written into ``out`` if given: contiguous bf16 ``(out, in)``."""
+        """The dense bf16 matrix on the weight's device, written into ``out`` if given: contiguous bf16 ``(out, in)``."""
         if out is None:
+            if isinstance(self.stored, OnDevice):
+                return dense_of(self.stored)
             out = torch.empty(self.shape, dtype=self.dtype)
         elif out.shape != self.shape or out.dtype != self.dtype or not out.is_contiguous():
             raise ValueError(f"out must be contiguous bfloat16 {self.shape}, got {out.dtype} {tuple(out.shape)}")
+        if isinstance(self.stored, OnDevice):
+            if out.device != self.stored.device:
+                raise ValueError(f"out must be on the weight's device {self.stored.device}, got {out.device}")
+            self.stored.to_dense(out)
+            return out
         self.stored.to_bits(out.detach().view(torch.int16).numpy().view(np.uint16))
         return out
 
     def arrays(self) -> dict[str, Tensor]:
         """The arrays of the layout, see ``stored``."""
+        if isinstance(self.stored, OnDevice):
+            return self.stored.arrays()
         return {name: as_tensor(array) for name, array in self.stored.arrays().items()}
+
+    def to(self, device: str | torch.device, copy: bool = False) -> Self:
+        """The same weight on another device, or ``copy`` of it; a GPU decompresses it as fast as its memory goes."""
+        arrays = {name: array.to(device, copy=copy) for name, array in self.arrays().items()}
+        if torch.device(device).type == "cpu":
+            return self.from_arrays(arrays, self.shape, self.dtype, self.meta())
+        return type(self)(self.shape, OnDevice(self.shape, arrays, self.meta()))
 
     def meta(self) -> dict[str, Scalar]:
         """The layout's name and its scalars."""
@@ -115,11 +133,21 @@ class LosslessWeight(WeightFormat):
             raise ValueError(f"dtype must be bfloat16, got {dtype}")
         if min(shape) < 1:
             raise ValueError(f"shape must be positive, got {shape}")
-        stored = _STORED[str(layout)].from_arrays(arrays, shape, meta)
+        here = {name: array.cpu() for name, array in arrays.items()}
+        stored = _STORED[str(layout)].from_arrays(here, shape, meta)
         unknown = set(arrays) - set(stored.arrays())
         if unknown:
             raise ValueError(f"layout {layout!r} has no arrays named {', '.join(sorted(unknown))}")
+        if any(array.is_cuda for array in arrays.values()):
+            return cls(shape, OnDevice(shape, dict(arrays), stored.meta()))
         return cls(shape, stored)
+
+    def linear(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """``x @ W.T + bias``; on a GPU by the dense product of the decompressed matrix, bit for bit."""
+        if not isinstance(self.stored, OnDevice):
+            return super().linear(x, bias)
+        self.check_input(x)
+        return F.linear(x, self.to_dense().to(x.dtype), bias)
 
     def bind(self, threads: int = 1, features: frozenset[str] | None = None) -> Matvec:
         """``f(x, out)`` for ``out = W @ x``; ``features`` masks the processor's, for tests."""
@@ -146,4 +174,6 @@ class LosslessWeight(WeightFormat):
     def _product(self, count: int, threads: int, features: frozenset[str] | None) -> Matvec:
         if threads < 1:
             raise ValueError(f"threads must be at least 1, got {threads}")
+        if isinstance(self.stored, OnDevice):
+            return self.to("cpu")._product(count, threads, features)
         return self.stored.product(count, threads, cpu_features() if features is None else features)

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from gossamer.weights._decompress_gpu import decompress_fragments
 from gossamer.weights._format import Scalar
 from gossamer.weights._fragments import (
     COLUMNS,
@@ -88,6 +89,10 @@ class FragmentLosslessWeight(FragmentWeight):
         if out is None:
             out = torch.empty(self.shape, dtype=self.dtype, device=self.records.device)
         bits = out.view(torch.int16)
+        if out.is_cuda and out.is_contiguous() and out.data_ptr() % 16 == 0:
+            with torch.cuda.device(out.device):
+                decompress_fragments(self.records, self.offsets, self.base, bits)
+            return out
         coded = torch.arange(_CODED_BYTES // 2, device=bits.device)
         for rows in strips_at_once(*self.shape):
             strips = range(rows.start // ROWS, -(-rows.stop // ROWS))

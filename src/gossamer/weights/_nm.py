@@ -13,16 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Self
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from gossamer.core.hardware import cpu_features
 from gossamer.core.jit import row_shares
 from gossamer.weights._dense import bit_type, kernel_view
 from gossamer.weights._format import FLOAT_TYPES, Matvec, Scalar, WeightFormat, check_matrix
+from gossamer.weights._nm_gpu import COMPUTE_CAPABILITY, NMOnGpu
 from gossamer.weights._nm_loops import TOKENS, nm_matmul, nm_matvec, nm_matvec_threaded, nm_plain
 from gossamer.weights._nm_pattern import NMPattern, kept_inputs, magnitudes
 
@@ -56,12 +59,12 @@ class NMWeight(WeightFormat):
 
         Raises:
             TypeError: ``weight`` is no tensor of one of the three types.
-            ValueError: ``weight`` is not a matrix on the CPU, the pattern is none, or the scores do not fit it.
+            ValueError: ``weight`` is not a matrix, the pattern is none, or the scores do not fit it.
 
         >>> NMWeight.from_dense(torch.ones(32, 64), "2:32").density
         0.0625
         """
-        check_matrix(weight, tuple(FLOAT_TYPES.values()))
+        check_matrix(weight, tuple(FLOAT_TYPES.values()), anywhere=True)
         pattern = NMPattern.parse(pattern) if isinstance(pattern, str) else pattern
         scores = magnitudes(weight) if scores is None else scores
         if scores.shape != weight.shape:
@@ -156,6 +159,42 @@ class NMWeight(WeightFormat):
             raise ValueError(f"values must be zero outside of the matrix {shape}")
         return weight
 
+    def to(self, device: str | torch.device, copy: bool = False) -> Self:
+        """The same weight on another device, or ``copy`` of it on the same."""
+        values, index = (array.to(device, copy=copy) for array in (self.values, self.index))
+        return type(self)(self.shape, self.dtype, self.pattern, values, index)
+
+    @cached_property
+    def on_gpu(self) -> NMOnGpu:
+        """The products on the weight's GPU."""
+        return NMOnGpu(self)
+
+    def kernel_runs(self, rows: int) -> bool:
+        """Whether :meth:`linear` multiplies so many rows on a GPU without making the matrix dense."""
+        device = self.values.device
+        return device.type == "cuda" and rows > 0 and torch.cuda.get_device_capability(device) >= COMPUTE_CAPABILITY
+
+    def linear(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """``x @ W.T + bias`` for ``x`` of shape ``(..., in)`` on the weight's device; the result has the dtype of ``x``.
+
+        On a GPU of compute capability 8.0 or newer every product is computed on the kept weights alone, 16-bit ones on
+        tensor cores with float32 sums, float32 ones on the ordinary units. Float32 activations are read without a copy
+        where they are the transpose of a contiguous matrix. Gradients use the dense matrix. On a CPU as any format.
+
+        Raises:
+            ValueError: the last dimension of ``x`` is not ``in``, or ``x`` is on another device.
+            TypeError: ``x`` is not floating point.
+        """
+        if not self.values.is_cuda:
+            return super().linear(x, bias)
+        self.check_input(x)
+        rows = x.numel() // self.shape[1]
+        if x.requires_grad and torch.is_grad_enabled() or not self.kernel_runs(rows):
+            return F.linear(x, self.to_dense().to(x.dtype), bias)
+        flat = x.detach() if x.ndim == 2 else x.detach().reshape(rows, self.shape[1])
+        y = self.on_gpu.multiply(flat.to(self.dtype)).to(x.dtype).reshape(*x.shape[:-1], self.shape[0])
+        return y if bias is None else y + bias
+
     def bind(self, threads: int = 1, features: frozenset[str] | None = None) -> Matvec:
         """``f(x, out)`` for ``out = W @ x``; ``features`` masks the processor's, for tests."""
         values, index, shares, pattern = self._operands(threads)
@@ -192,7 +231,7 @@ class NMWeight(WeightFormat):
 
     def _operands(self, threads: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, NMPattern]:
         shares = row_shares(np.arange(self.groups + 1), threads)
-        return kernel_view(self.values, self.dtype), self.index.numpy(), shares, self.pattern
+        return kernel_view(self.values.cpu(), self.dtype), self.index.cpu().numpy(), shares, self.pattern
 
     def _wide(self, features: frozenset[str] | None) -> bool:
         present = cpu_features() if features is None else features
@@ -201,6 +240,8 @@ class NMWeight(WeightFormat):
 
 def _flat(matrix: Tensor) -> Tensor:
     """The entries in order, in memory of their own that numpy asked for: it asks the system for large pages."""
+    if matrix.device.type != "cpu":
+        return matrix.contiguous().view(-1)
     array = np.empty(matrix.numel(), matrix.numpy().dtype)
     array.reshape(matrix.shape)[:] = matrix.numpy()
     return torch.from_numpy(array)

@@ -38,7 +38,7 @@ A100 = NMDevice("A100", 108, 19.5e12, 1.5e12, 4e12, 108 * 128 * 1.41e9)
 
 @dataclass(frozen=True)
 class NMTile:
-    """A block of ``tokens`` x ``outputs``, computed by threads of ``thread`` x ``thread`` sums each."""
+    """A block of ``tokens`` x ``outputs``, computed by ``threads`` of ``thread`` (tokens, outputs) sums each."""
 
     name: str
     tokens: int
@@ -48,11 +48,14 @@ class NMTile:
 
 
 TILES = (
-    NMTile("small", 32, 32, (4, 4), 64),
-    NMTile("medium", 32, 64, (8, 4), 64),
+    NMTile("small", 32, 32, (4, 8), 32),
+    NMTile("medium", 32, 64, (4, 8), 64),
     NMTile("large", 64, 64, (8, 8), 64),
     NMTile("huge", 64, 128, (8, 8), 128),
+    NMTile("wide", 128, 128, (8, 8), 256),
+    NMTile("tall", 256, 128, (16, 8), 256),
 )
+"""The four classes of the paper, and two for larger products."""
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,15 @@ al., IPDPS 2025, "packing"). At low sparsity nearly all inputs are listed, and t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from gossamer.weights._nm import NMWeight
 from gossamer.weights._nm_pattern import MOST_INPUTS, NMPattern
+
+if TYPE_CHECKING:
+    from gossamer.weights._nm import NMWeight
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +50,7 @@ def nm_pack(weight: NMWeight, block: int, windows: int = 1) -> NMPacked:
     Raises:
         ValueError: ``block`` is no multiple of the vector, or a step has more than 256 inputs.
 
+    >>> from gossamer.weights import NMWeight
     >>> packed = nm_pack(NMWeight.from_dense(torch.eye(64), "2:32"), block=64)
     >>> packed.columns.shape, packed.count.tolist()
     (torch.Size([1, 2, 32]), [[2, 2]])
