@@ -114,22 +114,24 @@ class MEBCRS:
 
     def to_matrix(self) -> SparseMatrix:
         """The matrix that the format was built from; nothing else than the arrays here is used."""
-        pointers = self.row_pointers.cpu().to(torch.int64)
-        vectors = pointers.diff()
-        window_start = self.height * pointers
-        slot = self.slot.cpu()
-        window = torch.searchsorted(window_start, slot, right=True) - 1
-        inside = slot - window_start[window]
-        block = inside // (self.height * self.width)
-        inside = inside % (self.height * self.width)
-        width = torch.minimum(vectors[window] - block * self.width, torch.tensor(self.width))
-        row = window * self.height + inside // width
-        vector = pointers[window] + block * self.width + inside % width
+        row, vector = (place.cpu() for place in self.places())
         indptr = torch.zeros(self.shape[0] + 1, dtype=torch.int64)
         torch.cumsum(torch.bincount(row, minlength=self.shape[0]), 0, out=indptr[1:])
         columns = self.column_index.cpu()[vector]
         matrix = SparseMatrix(indptr.to(torch.int32), columns, self.entry_values().cpu(), self.shape)
         return matrix.to(self.values.device)
+
+    def places(self) -> tuple[Tensor, Tensor]:
+        """Row and vector of every entry, int64 ``(nnz,)`` each, in CSR order: read off ``slot``."""
+        pointers = self.row_pointers.to(torch.int64)
+        window_start = self.height * pointers
+        window = torch.searchsorted(window_start, self.slot, right=True) - 1
+        inside = self.slot - window_start[window]
+        block = inside // (self.height * self.width)
+        inside = inside % (self.height * self.width)
+        width = (pointers.diff()[window] - block * self.width).clamp(max=self.width)
+        row = window * self.height + inside // width
+        return row, pointers[window] + block * self.width + inside % width
 
     def to(self, device: str | torch.device) -> Self:
         """The same format on another device."""
