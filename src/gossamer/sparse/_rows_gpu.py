@@ -41,16 +41,14 @@ class RowsVariant:
         """What the source is compiled with."""
         return {
             "TYPE": TYPES[dtype], "ALIGN": align, "LANES": self.lanes, "THREADS": self.threads,
-            "UNROLL": self.unroll, "ROUNDS": self.rounds, "HOT": int(self.hot > 0),
+            "UNROLL": self.unroll, "ROUNDS": self.rounds, "HOT": int(self.hot > 0 and align == 16),
         }  # fmt: skip
 
 
 DEFAULT = RowsVariant()
 
 
-def rows_spmm(
-    indptr: Tensor, indices: Tensor, values: Tensor, dense: Tensor, variant: RowsVariant = DEFAULT
-) -> Tensor:
+def rows_spmm(indptr: Tensor, indices: Tensor, values: Tensor, dense: Tensor, variant: RowsVariant = DEFAULT) -> Tensor:
     """``A @ dense`` for ``A`` in CSR and ``dense`` ``(k, n)``, all on one GPU, of one type; summed in float32 or float64.
 
     The same bits come out every time. The pattern's schedule is made in the first call, which therefore must not be
@@ -62,8 +60,9 @@ def rows_spmm(
     if not out.numel():
         return out
     schedule = schedule_of(indptr, variant)
-    columns = hot_first(indices, dense.shape[0], variant.hot) if variant.hot else narrow(indices)
     align = alignment(n, dense, out)
+    hot = variant.hot if align == 16 else 0
+    columns = hot_first(indices, dense.shape[0], hot) if hot else narrow(indices)
     macros = tuple(variant.macros(dense.dtype, align).items())
     device = dense.device.index or 0
     kind = torch.float64 if dense.dtype == torch.float64 else torch.float32

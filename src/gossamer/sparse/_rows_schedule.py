@@ -62,5 +62,5 @@ class RowsSchedule:
         cut = counts > 1
         first = counts[cut].cumsum(0) - counts[cut]
         sums = torch.stack([long[cut], first, counts[cut]], 1)
-        arrays = (array.to(torch.int32).contiguous() for array in (order, segments, sums))
-        return cls(*arrays, int(several.sum()))
+        order, segments, sums = (array.to(torch.int32).contiguous() for array in (order, segments, sums))
+        return cls(order, segments, sums, int(several.sum()))

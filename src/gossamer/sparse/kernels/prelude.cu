@@ -110,6 +110,13 @@ struct Offsets {
   static int inside(int piece, int columns_left) { return piece * PER_PIECE < columns_left ? piece * ALIGN : 0; }
 };
 
+// Row `index` of an operand, one instruction: left to itself the compiler takes four.
+const char* row_at(const char* operand, int index, u32 row_bytes) {
+  u64 address;
+  asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(address) : "r"(index), "r"(row_bytes), "l"(operand));
+  return (const char*)address;
+}
+
 // A slice of the row whose first piece is at `row`.
 Slice load_slice(const char* row, const Offsets& offsets) {
   Slice s;

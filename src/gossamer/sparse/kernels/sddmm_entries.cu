@@ -41,31 +41,32 @@ Sum dot(const Sum (&x)[ELEMENTS], const Slice& slice, Sum sum, int lane, int col
 
 // Add one tile of features to the eight sums of a lane.
 template <bool FULL>
-void add_tile(Sum (&sums)[8], const Eight& eight, const char* x, const char* y, u64 row_bytes, int columns_left, int lane) {
+void add_tile(Sum (&sums)[8], const Eight& eight, const char* x, const char* y, u32 row_bytes, int columns_left, int lane) {
   const Offsets offsets(lane, columns_left);
   x += offsets.first;
   y += offsets.first;
   Slice theirs[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    theirs[i] = load_slice(y + (u64)(u32)__shfl_sync(ALL, eight.column, i, 8) * row_bytes, offsets);
+    theirs[i] = load_slice(row_at(y, __shfl_sync(ALL, eight.column, i, 8), row_bytes), offsets);
   }
   Sum mine[ELEMENTS];
   if (__all_sync(ALL, eight.one_row)) {
-    unpack(load_slice(x + (u64)(u32)eight.row * row_bytes, offsets), mine);
+    unpack(load_slice(row_at(x, eight.row, row_bytes), offsets), mine);
 #pragma unroll
     for (int i = 0; i < 8; ++i) sums[i] = dot<FULL>(mine, theirs[i], sums[i], lane, columns_left);
   } else {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      unpack(load_slice(x + (u64)(u32)__shfl_sync(ALL, eight.row, i, 8) * row_bytes, offsets), mine);
+      unpack(load_slice(row_at(x, __shfl_sync(ALL, eight.row, i, 8), row_bytes), offsets), mine);
       sums[i] = dot<FULL>(mine, theirs[i], sums[i], lane, columns_left);
     }
   }
 }
 
 void add_tile_at(Sum (&sums)[8], const Eight& eight, const char* x, const char* y, int feature, int d, int lane) {
-  const u64 skip = (u64)feature * sizeof(Stored), row_bytes = (u64)d * sizeof(Stored);
+  const u64 skip = (u64)feature * sizeof(Stored);
+  const u32 row_bytes = d * (u32)sizeof(Stored);
   if (d - feature >= TILE) {
     add_tile<true>(sums, eight, x + skip, y + skip, row_bytes, TILE, lane);
   } else {

@@ -21,18 +21,18 @@ struct Segment {
   int row, begin, end, partial;
 };
 
-Slice gather(const char* tile, u64 row_bytes, int column, const Offsets& offsets) {
+Slice gather(const char* tile, u32 row_bytes, int column, const Offsets& offsets) {
 #if HOT && ALIGN == 16
   // Both loads stand in the code, one of them switched off: a branch would part lanes that should load together.
   Slice s;
-  const char* at = tile + (u64)(u32)(column & 0x7fffffff) * row_bytes;
+  const char* at = row_at(tile, column & 0x7fffffff, row_bytes);
   asm("{ .reg .pred hot; setp.lt.s32 hot, %5, 0;\n\t"
       "@hot ld.global.nc.L1::evict_last.v4.b32 {%0, %1, %2, %3}, [%4];\n\t"
       "@!hot ld.global.nc.L1::evict_first.v4.b32 {%0, %1, %2, %3}, [%4]; }"
       : "=r"(s.word[0]), "=r"(s.word[1]), "=r"(s.word[2]), "=r"(s.word[3]) : "l"(at), "r"(column));
   return s;
 #else
-  return load_slice(tile + (u64)(u32)column * row_bytes, offsets);
+  return load_slice(row_at(tile, column, row_bytes), offsets);
 #endif
 }
 
@@ -45,7 +45,7 @@ void add_product(Sum (&sums)[ELEMENTS], Sum value, const Slice& slice) {
 
 // Add the entries at .. end of a group's row, LANES at a time, `step` apart. All lanes of the warp take part.
 void multiply_entries(Sum (&sums)[ELEMENTS], int at, int end, int step, const int* indices, const Stored* values,
-                      const char* tile, u64 row_bytes, const Offsets& offsets, int lane) {
+                      const char* tile, u32 row_bytes, const Offsets& offsets, int lane) {
   int left = end - at, longest = __reduce_max_sync(ALL, left);
   int column = 0;
   Sum value = 0;
@@ -100,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   __shared__ Sum across_warps[THREADS / 32][TILE];
   const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
   const int first_column = blockIdx.y * TILE, columns_left = n - first_column;
-  const u64 row_bytes = (u64)n * sizeof(Stored);
+  const u32 row_bytes = n * (u32)sizeof(Stored);
   const Offsets offsets(lane, columns_left);
   const char* tile = dense + (u64)first_column * sizeof(Stored) + offsets.first;
   char* out_tile = out + (u64)first_column * sizeof(Stored);
@@ -115,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       const int begin = there ? indptr[row] : 0, end = there ? indptr[row + 1] : 0;
       Sum sums[ELEMENTS] = {};
       multiply_entries(sums, begin, end, LANES, indices, values, tile, row_bytes, offsets, lane);
-      if (there) store_slice(out_tile + row * row_bytes, lane, columns_left, packed(sums));
+      if (there) store_slice(out_tile + (u64)row * row_bytes, lane, columns_left, packed(sums));
     }
     return;
   }
@@ -140,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int warp = 0; warp < THREADS / 32; ++warp) sum += across_warps[warp][column];
     if (segment.partial < 0) {
-      ((Stored*)(out_tile + segment.row * row_bytes))[column] = rounded(sum);
+      ((Stored*)(out_tile + (u64)segment.row * row_bytes))[column] = rounded(sum);
     } else {
       partial[(u64)segment.partial * n + first_column + column] = sum;
     }

@@ -83,7 +83,7 @@ bool all_finite(const float (&sums)[PRODUCTS][4]) {
 
 // One row of the window, entry by entry.
 __noinline__ void multiply_entries(int row, Part part, const int* columns, const Stored* values, const u8* masks,
-                                   const char* tile, u64 row_bytes, Offsets offsets, float* exact) {
+                                   const char* tile, u32 row_bytes, Offsets offsets, float* exact) {
   float sums[ELEMENTS] = {};
 #pragma unroll 1
   for (int vector = part.begin; vector < part.end; ++vector) {
@@ -92,7 +92,7 @@ __noinline__ void multiply_entries(int row, Part part, const int* columns, const
     const int vectors = min(WIDTH, part.end - first);
     const float value = widened(values[8ull * first + row * vectors + vector - first]);
     float b[ELEMENTS];
-    unpack(load_slice(tile + (u64)(u32)columns[vector] * row_bytes, offsets), b);
+    unpack(load_slice(row_at(tile, columns[vector], row_bytes), offsets), b);
 #pragma unroll
     for (int e = 0; e < ELEMENTS; ++e) sums[e] += value * b[e];
   }
@@ -119,7 +119,7 @@ void store_row(const float (&sums)[ELEMENTS], int row, const Part& part, int row
 // that has the first one's. FULL: all vectors are there; what is not is neither gathered nor multiplied.
 template <bool FULL>
 void multiply_blocks(float (&sums)[TILES][PRODUCTS][4], int first, int end, int column, int place, const Stored* values,
-                     const char* const (&tile)[TILES], u64 row_bytes, const Offsets (&offsets)[TILES], int lane) {
+                     const char* const (&tile)[TILES], u32 row_bytes, const Offsets (&offsets)[TILES], int lane) {
   const int t = lane & 3;
   Gathered b[UNROLL][TILES];
   u32 a[UNROLL];
@@ -130,11 +130,11 @@ void multiply_blocks(float (&sums)[TILES][PRODUCTS][4], int first, int end, int 
 #pragma unroll
     for (int r = 0; r < WIDTH / 4; ++r) {
       const int vector = u * WIDTH + WIDTH / 4 * t + r;
-      const u32 c = __shfl_sync(ALL, column, place + vector);
+      const int c = __shfl_sync(ALL, column, place + vector);
 #pragma unroll
       for (int i = 0; i < TILES; ++i) {
         if (FULL || first + vector < end) {
-          b[u][i].rows[r] = load_slice(tile[i] + c * row_bytes, offsets[i]);
+          b[u][i].rows[r] = load_slice(row_at(tile[i], c, row_bytes), offsets[i]);
         } else {
           b[u][i].rows[r] = Slice{};
         }
@@ -158,7 +158,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const int number = blockIdx.x * (THREADS / 32) + __shfl_sync(ALL, threadIdx.x >> 5, 0);
   if (number >= count) return;
   const Part part = parts[number];
-  const u64 row_bytes = (u64)n * sizeof(Stored);
+  const u32 row_bytes = n * (u32)sizeof(Stored);
   const int first_column = blockIdx.y * TILE * TILES;
 
   const char* tile[TILES];
