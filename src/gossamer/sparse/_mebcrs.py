@@ -68,7 +68,7 @@ class MEBCRS:
 
     @classmethod
     def from_matrix(cls, matrix: SparseMatrix, dtype: torch.dtype | None = None, height: int = 8) -> Self:
-        """Build the format on the CPU.
+        """Build the format where the matrix is: by merging rows on the CPU, by sorting on a GPU.
 
         dtype: of the values; that of ``matrix`` if left out.
 
@@ -85,19 +85,13 @@ class MEBCRS:
             raise TypeError(f"dtype must be one of {accepted}, got {kind}; convert the matrix or give dtype")
         if height not in _HEIGHTS:
             raise ValueError(f"height must be 8 or 16, got {height}")
-        windows = find_windows(matrix, height)
-        if len(windows.column) > torch.iinfo(torch.int32).max:
-            raise ValueError(f"matrix must have fewer than 2^31 vectors, got {len(windows.column)}")
-        slot = np.empty(matrix.nnz, np.int64)
-        _place(windows.offset, windows.window_of_vector, windows.vector, windows.row, height, WIDTHS[kind], slot)
-        device = matrix.device
-        empty = cls(
-            matrix.shape, height, WIDTHS[kind],
-            torch.from_numpy(windows.offset.astype(np.int32)).to(device),
-            torch.from_numpy(windows.column.astype(np.int32)).to(device),
-            torch.empty(0, dtype=kind, device=device),
-            torch.from_numpy(slot).to(device),
-        )  # fmt: skip
+        find = _sorted_vectors if matrix.device.type == "cuda" else _merged_vectors
+        offset, column, slot = find(matrix, height, WIDTHS[kind])
+        if len(column) > torch.iinfo(torch.int32).max:
+            raise ValueError(f"matrix must have fewer than 2^31 vectors, got {len(column)}")
+        nothing = torch.empty(0, dtype=kind, device=matrix.device)
+        arrays = offset.to(torch.int32), column.to(torch.int32), nothing, slot
+        empty = cls(matrix.shape, height, WIDTHS[kind], *arrays)
         return empty.with_values(matrix.values)
 
     def with_values(self, values: Tensor) -> Self:
@@ -114,22 +108,24 @@ class MEBCRS:
 
     def to_matrix(self) -> SparseMatrix:
         """The matrix that the format was built from; nothing else than the arrays here is used."""
-        pointers = self.row_pointers.cpu().to(torch.int64)
-        vectors = pointers.diff()
-        window_start = self.height * pointers
-        slot = self.slot.cpu()
-        window = torch.searchsorted(window_start, slot, right=True) - 1
-        inside = slot - window_start[window]
-        block = inside // (self.height * self.width)
-        inside = inside % (self.height * self.width)
-        width = torch.minimum(vectors[window] - block * self.width, torch.tensor(self.width))
-        row = window * self.height + inside // width
-        vector = pointers[window] + block * self.width + inside % width
+        row, vector = (place.cpu() for place in self.places())
         indptr = torch.zeros(self.shape[0] + 1, dtype=torch.int64)
         torch.cumsum(torch.bincount(row, minlength=self.shape[0]), 0, out=indptr[1:])
         columns = self.column_index.cpu()[vector]
         matrix = SparseMatrix(indptr.to(torch.int32), columns, self.entry_values().cpu(), self.shape)
         return matrix.to(self.values.device)
+
+    def places(self) -> tuple[Tensor, Tensor]:
+        """Row and vector of every entry, int64 ``(nnz,)`` each, in CSR order: read off ``slot``."""
+        pointers = self.row_pointers.to(torch.int64)
+        window_start = self.height * pointers
+        window = torch.searchsorted(window_start, self.slot, right=True) - 1
+        inside = self.slot - window_start[window]
+        block = inside // (self.height * self.width)
+        inside = inside % (self.height * self.width)
+        width = (pointers.diff()[window] - block * self.width).clamp(max=self.width)
+        row = window * self.height + inside // width
+        return row, pointers[window] + block * self.width + inside % width
 
     def to(self, device: str | torch.device) -> Self:
         """The same format on another device."""
@@ -167,6 +163,30 @@ class MEBCRS:
         """Bytes that a kernel reads: pointers, columns and values, without the permutation."""
         arrays = self.row_pointers, self.column_index, self.values
         return sum(array.numel() * array.element_size() for array in arrays)
+
+
+def _merged_vectors(matrix: SparseMatrix, height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Where windows start (in vectors), the vectors' columns, and the entries' places in ``values``, int64."""
+    windows = find_windows(matrix, height)
+    slot = np.empty(matrix.nnz, np.int64)
+    _place(windows.offset, windows.window_of_vector, windows.vector, windows.row, height, width, slot)
+    arrays = (torch.from_numpy(array) for array in (windows.offset, windows.column, slot))
+    offset, column, places = (array.to(matrix.device) for array in arrays)
+    return offset, column, places
+
+
+def _sorted_vectors(matrix: SparseMatrix, height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The same in a handful of torch calls, of which the sort takes the time."""
+    row, columns = matrix.rows.to(torch.int64), max(1, matrix.shape[1])
+    keys, vector = torch.unique(row // height * columns + matrix.indices, return_inverse=True)
+    window, count = keys // columns, -(-matrix.shape[0] // height)
+    offset = torch.zeros(count + 1, dtype=torch.int64, device=row.device)
+    torch.cumsum(torch.bincount(window, minlength=count), 0, out=offset[1:])
+    start = offset[window[vector]]
+    block = (vector - start) // width * width
+    stride = (offset.diff()[window[vector]] - block).clamp(max=width)
+    slot = height * (start + block) + row % height * stride + (vector - start) % width
+    return offset, keys % columns, slot
 
 
 @kernel

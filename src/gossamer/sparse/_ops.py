@@ -1,7 +1,7 @@
-"""The products as torch operators: differentiable, traceable by ``torch.compile``, run by the CPU kernels.
+"""The products as torch operators: differentiable, traceable by ``torch.compile``, on CPUs and GPUs.
 
 Three operators of the namespace ``gossamer_sparse`` take plain tensors; ``_products`` gives them their public face.
-A GPU implementation is added by ``spmm_op.register_kernel("cuda")`` and likewise for the others.
+On CUDA tensors ``_gpu_ops`` runs them.
 
 - ``spmm(indptr, indices, values, t_indptr, t_indices, t_order, dense) -> (m, n)``; the transposed pattern may be empty
   tensors where no gradient for ``dense`` is asked.
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from gossamer.core.hardware import cpu_features
 from gossamer.sparse import _csr_loops as loops
+from gossamer.sparse import _gpu_ops as gpu
 from gossamer.sparse._sddmm_kernel import sddmm_rows
 from gossamer.sparse._softmax_kernel import softmax_backward, softmax_rows
 from gossamer.sparse._spmm_kernel import spmm_rows
@@ -195,6 +196,13 @@ def transpose_op(indptr: Tensor, indices: Tensor, columns: int) -> tuple[Tensor,
 def _(indptr: Tensor, indices: Tensor, columns: int) -> tuple[Tensor, Tensor, Tensor]:
     order = indices.new_empty(indices.shape[0], dtype=torch.int64)
     return indptr.new_empty(columns + 1), torch.empty_like(indices), order
+
+
+spmm_op.register_kernel("cuda", gpu.run_spmm)
+sddmm_op.register_kernel("cuda", gpu.run_sddmm)
+edge_softmax_op.register_kernel("cuda", gpu.run_softmax)
+edge_softmax_backward_op.register_kernel("cuda", gpu.run_softmax_gradient)
+transpose_op.register_kernel("cuda", gpu.run_transpose)
 
 
 def transposed_pattern(matrix: SparseMatrix) -> tuple[Tensor, Tensor, Tensor]:

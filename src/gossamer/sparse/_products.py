@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gossamer.sparse._entries_gpu import entries_sddmm
 from gossamer.sparse._matrix import SparseMatrix
 from gossamer.sparse._ops import edge_softmax_op, run_sddmm, sddmm_op, spmm_op, transposed_pattern
 from gossamer.sparse._planner import pattern_arrays, run, spmm_plan
+from gossamer.sparse._rows_gpu import rows_spmm
 
 
 def spmm(matrix: SparseMatrix, dense: Tensor, *, backend: str = "auto") -> Tensor:
@@ -31,11 +33,11 @@ def spmm(matrix: SparseMatrix, dense: Tensor, *, backend: str = "auto") -> Tenso
         return spmm(matrix, dense.unsqueeze(1), backend=backend).squeeze(1)
     tracing = torch.compiler.is_compiling()
     wanted = torch.is_grad_enabled() and (dense.requires_grad or matrix.values.requires_grad)
-    if matrix.device.type != "cpu":
-        return matrix.to_torch() @ dense
     if tracing or wanted:
         spare = _transpose_if(matrix, tracing or dense.requires_grad)
         return spmm_op(matrix.indptr, matrix.indices, matrix.values, *spare, dense)
+    if matrix.device.type == "cuda":
+        return rows_spmm(matrix.indptr, matrix.indices, matrix.values, dense)
     return run(matrix, dense, spmm_plan(matrix, dense.shape[1], backend).backend)
 
 
@@ -59,11 +61,11 @@ def sddmm(pattern: SparseMatrix, x: Tensor, y: Tensor) -> SparseMatrix:
         raise ValueError(f"x and y must have as many features, got {x.shape[1]} and {y.shape[1]}")
     tracing = torch.compiler.is_compiling()
     wanted = torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)
-    if pattern.device.type != "cpu":
-        raise ValueError(f"pattern must be on the CPU: there is no kernel for {pattern.device} yet")
     if tracing or wanted:
         spare = _transpose_if(pattern, True)
         return pattern.with_values(sddmm_op(pattern.indptr, pattern.indices, *spare, x, y))
+    if pattern.device.type == "cuda":
+        return pattern.with_values(entries_sddmm(pattern.indptr, pattern.indices, x, y))
     return pattern.with_values(run_sddmm(*pattern_arrays(pattern), x, y))
 
 
@@ -74,8 +76,6 @@ def edge_softmax(matrix: SparseMatrix) -> SparseMatrix:
     >>> edge_softmax(SparseMatrix.from_coo([0, 0, 1], [0, 1, 1])).values.tolist()
     [0.5, 0.5, 1.0]
     """
-    if matrix.device.type != "cpu":
-        raise ValueError(f"matrix must be on the CPU: there is no kernel for {matrix.device} yet")
     return matrix.with_values(edge_softmax_op(matrix.indptr, matrix.values))
 
 
