@@ -47,4 +47,7 @@ def error_bound(absolute, terms, storage):
     """|C - C*| of float32 sums in any order: absolute is |A||B| in float64, terms the number of addends."""
     unit = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 0.0, torch.float64: 0.0}[storage]
     step = 2.0**-53 if storage == torch.float64 else 2.0**-24
-    return (2 * (terms + 2) * step + unit) * absolute + np.finfo(np.float32).tiny
+    least = (
+        2.0**-25 if storage == torch.float16 else np.finfo(np.float32).tiny
+    )  # half a step among the smallest numbers
+    return (2 * (terms + 2) * step + unit) * absolute + least

@@ -5,10 +5,11 @@ import pytest
 import torch
 from matrices import error_bound, random_dense, random_matrix
 
-from gossamer.sparse import MEBCRS, SparseMatrix, edge_softmax, sddmm, spmm
+from gossamer.sparse import MEBCRS, SparseMatrix, edge_softmax, sddmm, spmm, spmm_plan
 from gossamer.sparse._entries_gpu import EntriesVariant, entries_sddmm
 from gossamer.sparse._generators import finite_elements, rmat
 from gossamer.sparse._mebcrs import _merged_vectors
+from gossamer.sparse._planner import possible_ways
 from gossamer.sparse._rows_gpu import RowsVariant, rows_spmm
 from gossamer.sparse._vectors_gpu import VectorsVariant, vectors_sddmm, vectors_spmm
 
@@ -18,10 +19,10 @@ TYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 WIDTHS = [1, 2, 3, 8, 20, 31, 32, 33, 64, 100, 128, 136, 257]
 VARIANTS = [
     RowsVariant(),
-    RowsVariant(unroll=4, rounds=3, longest=5, segment=40, window=32),
+    RowsVariant(lanes=8, rounds=3, longest=5, segment=40, window=32),
     RowsVariant(lanes=16, unroll=4, longest=0, segment=7),
     RowsVariant(lanes=32, threads=128, unroll=4, rounds=2, longest=20, segment=64),
-    RowsVariant(threads=1024, unroll=4, hot=20, longest=30),
+    RowsVariant(lanes=8, threads=1024, unroll=8, longest=30),
 ]
 SHAPES = [((1, 1), 1.0), ((9, 17), 0.3), ((100, 60), 0.05), ((300, 500), 0.3), ((1000, 40), 0.02), ((3, 3000), 0.9)]
 
@@ -184,7 +185,35 @@ def test_gradients_equal_those_of_the_cpu():
             found.append([out, *torch.autograd.grad((out * weights).sum(), leaves)])
         tolerance = {torch.float64: 1e-6, FULL: 1e-4, HALF: 2e-2}[dtype]
         for mine, theirs in zip(*found, strict=True):
-            assert torch.allclose(mine.float(), theirs.cuda().float(), atol=tolerance, rtol=tolerance)
+            assert torch.allclose(mine.float(), theirs.cpu().float(), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_every_way_of_a_plan_gives_the_product(dtype):
+    matrix = random_matrix((300, 200), 0.1, dtype).to("cuda")
+    dense = random_dense((200, 64), 1.0, dtype).cuda()
+    plan = spmm_plan(matrix, 64)
+    assert plan.measured and plan.backend in plan.seconds
+    assert spmm_plan(matrix, 64) is plan
+    for way in ("auto", *possible_ways(matrix)):
+        product = spmm(matrix, dense, backend=way)
+        if way not in ("torch", "dense"):
+            assert_product(matrix, dense, product, 4.0)
+    changed = matrix.with_values(2 * matrix.values)
+    for way in possible_ways(matrix):
+        assert torch.allclose(spmm(changed, dense, backend=way), 2 * spmm(matrix, dense, backend=way), rtol=2e-2)
+    with pytest.raises(ValueError, match="rows-wide.*got 'scipy'"):
+        spmm(matrix, dense, backend="scipy")
+
+
+def test_tensor_cores_take_float32_only_where_torch_may_round_it():
+    matrix = random_matrix((64, 64), 0.3).to("cuda")
+    assert "vectors" not in possible_ways(matrix)
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert "vectors" in possible_ways(matrix)
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 def test_products_run_compiled_and_in_graphs():

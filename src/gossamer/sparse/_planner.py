@@ -1,8 +1,9 @@
-"""Which way a product goes: our kernel on compressed rows, or another library's where that is faster.
+"""Which way a product goes: one of our kernels, or another library's where that is faster.
 
-The planner predicts every way's time from counts alone. If our kernel is ahead by a clear margin it is taken; otherwise
-the ways in question are timed once on this machine, and the answer is kept on disk for all matrices of about the same
-size, density and number of columns. ``plan.explain()`` says which way was taken and why.
+On CPUs the planner predicts every way's time from counts alone. If our kernel is ahead by a clear margin it is taken;
+otherwise the ways in question are timed once on this machine, and the answer is kept on disk for all matrices of about the
+same size, density and number of columns. On GPUs (:mod:`~gossamer.sparse._gpu_planner`) the ways are timed once for a pattern.
+``plan.explain()`` says which way was taken and why.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from torch import Tensor
 from gossamer.core.files import write_json
 from gossamer.core.hardware import cache_dir, hardware
 from gossamer.core.measure import Bench
+from gossamer.sparse import _gpu_planner as gpu
 from gossamer.sparse._cpu_costs import COSTS
 from gossamer.sparse._matrix import VALUE_TYPES, SparseMatrix
 from gossamer.sparse._ops import run_spmm
 
 BACKENDS = ("auto", *COSTS)
+GPU_BACKENDS = ("auto", *gpu.ROWS, *gpu.VECTORS, "torch", "dense")
 MARGIN = 2.5
 """How many times slower than our kernel a way has to be predicted in order not to be timed."""
 _DENSE_LIMIT = 1 << 28
@@ -38,7 +41,8 @@ _TABLE_VERSION = 2
 class SpmmPlan:
     """How products of one pattern with ``n`` dense columns are computed.
 
-    backend: the way taken: "rows" (our kernel), "torch", "scipy" or "dense".
+    backend: the way taken: "torch", "scipy" or "dense", or one of our kernels: "rows" (on a GPU also "rows-wide",
+        "rows-cut" and "rows-sorted") or, on tensor cores, "vectors" and "vectors-wide".
     seconds: of every way considered, predicted or measured. measured: the ways that were timed.
     why: one sentence.
     """
@@ -56,7 +60,7 @@ class SpmmPlan:
         for name in (self.backend, *others):
             if name in self.seconds:
                 source = "measured" if name in self.measured else "predicted"
-                lines.append(f"  {name:6} {self.seconds[name] * 1e3:10.4f} ms  {source}")
+                lines.append(f"  {name:12} {self.seconds[name] * 1e3:10.4f} ms  {source}")
         return "\n".join(lines)
 
 
@@ -71,20 +75,29 @@ def spmm_plan(
     Raises:
         ValueError: ``backend`` is unknown, or ``n`` is negative.
     """
-    if backend not in BACKENDS:
-        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+    known = BACKENDS if matrix.device.type == "cpu" else GPU_BACKENDS
+    if backend not in known:
+        raise ValueError(f"backend must be one of {', '.join(known)}, got {backend!r}")
     if n < 0:
         raise ValueError(f"n must not be negative, got {n}")
     threads = threads or torch.get_num_threads()
-    key = f"plan {n} {backend} {threads} {matrix.dtype} {measure}"
+    key = f"plan {n} {backend} {threads} {matrix.dtype} {measure} {torch.get_float32_matmul_precision()}"
     plan: SpmmPlan | None = matrix._memo.get(key)
     if plan is None:
-        plan = matrix._memo[key] = _planned(matrix, n, backend, threads, measure)
+        if matrix.device.type == "cpu":
+            plan = _planned(matrix, n, backend, threads, measure)
+        else:
+            plan = _planned_on_gpu(matrix, n, backend, measure)
+            if measure and not plan.measured and backend == "auto":  # while a CUDA graph is captured
+                return plan
+        matrix._memo[key] = plan
     return plan
 
 
 def run(matrix: SparseMatrix, dense: Tensor, backend: str) -> Tensor:
-    """The product by one way, on the CPU, without gradients. ``dense`` is a matrix of the values' type."""
+    """The product by one way, without gradients. ``dense`` is a matrix of the values' type."""
+    if matrix.device.type != "cpu" and (backend in gpu.ROWS or backend in gpu.VECTORS):
+        return gpu.multiply(matrix, dense.detach(), backend)
     if backend == "rows":
         return run_spmm(*pattern_arrays(matrix), matrix.values, dense)
     other = _prepared(matrix, backend)
@@ -116,10 +129,6 @@ def _prepared(matrix: SparseMatrix, backend: str) -> Any:
 
 
 def _planned(matrix: SparseMatrix, n: int, backend: str, threads: int, measure: bool) -> SpmmPlan:
-    if matrix.device.type != "cpu":
-        return SpmmPlan(
-            "torch", n, MappingProxyType({}), frozenset(), f"there is no kernel of ours for {matrix.device}"
-        )
     ways = possible_ways(matrix)
     wide = matrix.dtype == torch.float64
     seconds = {name: COSTS[name].seconds(matrix.shape, matrix.nnz, n, threads, wide) for name in ways}
@@ -141,11 +150,32 @@ def _planned(matrix: SparseMatrix, n: int, backend: str, threads: int, measure: 
     return SpmmPlan(best, n, MappingProxyType(seconds), frozenset(timed), why)
 
 
+def _planned_on_gpu(matrix: SparseMatrix, n: int, backend: str, measure: bool) -> SpmmPlan:
+    ways = possible_ways(matrix)
+    if backend != "auto":
+        if backend not in (*ways, *gpu.VECTORS) or backend in gpu.VECTORS and matrix.dtype == torch.float64:
+            raise ValueError(f"backend {backend!r} cannot multiply {matrix.dtype}; accepted are {', '.join(ways)}")
+        return SpmmPlan(backend, n, MappingProxyType({}), frozenset(), "asked for")
+    if not measure or 0 in (*matrix.shape, n, matrix.nnz) or torch.cuda.is_current_stream_capturing():
+        return SpmmPlan("rows", n, MappingProxyType({}), frozenset(), "taken without timing")
+    plain = matrix.with_values(matrix.values.detach())
+    operands = gpu.rotated(matrix.shape[1], n, matrix.values)
+    seconds = gpu.race({name: [partial(run, plain, dense, name) for dense in operands] for name in ways})
+    best = min(seconds, key=seconds.__getitem__)
+    why = "fastest when timed on this pattern"
+    if best in ("torch", "dense"):
+        why += f"; our kernels step aside for {best}"
+    return SpmmPlan(best, n, MappingProxyType(seconds), frozenset(seconds), why)
+
+
 def possible_ways(matrix: SparseMatrix) -> list[str]:
-    """The ways that can multiply values of this type and size."""
-    ways = ["rows"]
-    if matrix.dtype in (torch.float32, torch.float64):
-        ways += ["torch", "scipy"]
+    """The ways that can multiply values of this type and size, where they are."""
+    if matrix.device.type != "cpu":
+        ways = [*gpu.own_ways(matrix), "torch"]
+    else:
+        ways = ["rows"]
+        if matrix.dtype in (torch.float32, torch.float64):
+            ways += ["torch", "scipy"]
     if matrix.shape[0] * matrix.shape[1] * matrix.dtype.itemsize <= _DENSE_LIMIT:
         ways.append("dense")
     return ways

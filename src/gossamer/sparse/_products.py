@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gossamer.sparse._entries_gpu import entries_sddmm
+from gossamer.sparse._gpu_planner import sampled
 from gossamer.sparse._matrix import SparseMatrix
 from gossamer.sparse._ops import edge_softmax_op, run_sddmm, sddmm_op, spmm_op, transposed_pattern
 from gossamer.sparse._planner import pattern_arrays, run, spmm_plan
-from gossamer.sparse._rows_gpu import rows_spmm
 
 
 def spmm(matrix: SparseMatrix, dense: Tensor, *, backend: str = "auto") -> Tensor:
@@ -17,7 +16,8 @@ def spmm(matrix: SparseMatrix, dense: Tensor, *, backend: str = "auto") -> Tenso
 
     dense: ``(k, n)`` or ``(k,)``, of the values' type and on their device. Differentiable in ``matrix.values`` and in
     ``dense``: with gradients wanted (or under ``torch.compile``) our kernel computes the product; otherwise ``backend``
-    is "auto" (:func:`~gossamer.sparse.spmm_plan` decides), "rows", "torch", "scipy" or "dense".
+    is "auto" (:func:`~gossamer.sparse.spmm_plan` decides), "rows", "torch", "scipy", "dense", or another way that a plan
+    names.
 
     Raises:
         TypeError: ``dense`` is no tensor of the values' type.
@@ -36,8 +36,6 @@ def spmm(matrix: SparseMatrix, dense: Tensor, *, backend: str = "auto") -> Tenso
     if tracing or wanted:
         spare = _transpose_if(matrix, tracing or dense.requires_grad)
         return spmm_op(matrix.indptr, matrix.indices, matrix.values, *spare, dense)
-    if matrix.device.type == "cuda":
-        return rows_spmm(matrix.indptr, matrix.indices, matrix.values, dense)
     return run(matrix, dense, spmm_plan(matrix, dense.shape[1], backend).backend)
 
 
@@ -65,7 +63,7 @@ def sddmm(pattern: SparseMatrix, x: Tensor, y: Tensor) -> SparseMatrix:
         spare = _transpose_if(pattern, True)
         return pattern.with_values(sddmm_op(pattern.indptr, pattern.indices, *spare, x, y))
     if pattern.device.type == "cuda":
-        return pattern.with_values(entries_sddmm(pattern.indptr, pattern.indices, x, y))
+        return pattern.with_values(sampled(pattern, x.detach(), y.detach()))
     return pattern.with_values(run_sddmm(*pattern_arrays(pattern), x, y))
 
 

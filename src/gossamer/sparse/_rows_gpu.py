@@ -28,20 +28,19 @@ class RowsVariant:
     rounds: rows that a group takes. longest, segment, window: see :class:`RowsSchedule`.
     """
 
-    lanes: int = 8
+    lanes: int = 16
     threads: int = 256
-    unroll: int = 8
+    unroll: int = 4
     rounds: int = 1
     longest: int = LONGEST
     segment: int = SEGMENT
     window: int = WINDOW
-    hot: int = 0
 
     def macros(self, dtype: torch.dtype, align: int) -> dict[str, int]:
         """What the source is compiled with."""
         return {
             "TYPE": TYPES[dtype], "ALIGN": align, "LANES": self.lanes, "THREADS": self.threads,
-            "UNROLL": self.unroll, "ROUNDS": self.rounds, "HOT": int(self.hot > 0 and align == 16),
+            "UNROLL": self.unroll, "ROUNDS": self.rounds,
         }  # fmt: skip
 
 
@@ -61,8 +60,6 @@ def rows_spmm(indptr: Tensor, indices: Tensor, values: Tensor, dense: Tensor, va
         return out
     schedule = schedule_of(indptr, variant)
     align = alignment(n, dense, out)
-    hot = variant.hot if align == 16 else 0
-    columns = hot_first(indices, dense.shape[0], hot) if hot else narrow(indices)
     macros = tuple(variant.macros(dense.dtype, align).items())
     device = dense.device.index or 0
     kind = torch.float64 if dense.dtype == torch.float64 else torch.float32
@@ -75,7 +72,7 @@ def rows_spmm(indptr: Tensor, indices: Tensor, values: Tensor, dense: Tensor, va
     blocks = long + -(-short // (variant.threads // variant.lanes * variant.rounds))
     kernel_of(FILES, "spmm_rows", macros, device).launch(
         (blocks, tiles), variant.threads,
-        narrow(indptr), columns, values, dense, out, partial, schedule.order, schedule.segments, short, long, n,
+        narrow(indptr), narrow(indices), values, dense, out, partial, schedule.order, schedule.segments, short, long, n,
     )  # fmt: skip
     if schedule.partials:
         add_partials(partial, out, schedule.sums)
@@ -87,17 +84,3 @@ def schedule_of(indptr: Tensor, variant: RowsVariant = DEFAULT) -> RowsSchedule:
     settings = variant.longest, variant.segment, variant.window
     made: RowsSchedule = kept(indptr, ("schedule", *settings), lambda: RowsSchedule.build(indptr, *settings))
     return made
-
-
-def hot_first(indices: Tensor, columns: int, count: int) -> Tensor:
-    """Indices with the sign bit set where the column is among the ``count`` most frequent ones; made once."""
-
-    def mark() -> Tensor:
-        degree = torch.bincount(indices, minlength=columns)
-        hot = torch.zeros(columns, dtype=torch.bool, device=indices.device)
-        hot[torch.topk(degree, min(count, columns)).indices] = True
-        narrow_indices = indices.to(torch.int32)
-        return torch.where(hot[indices.long()], narrow_indices | torch.iinfo(torch.int32).min, narrow_indices)
-
-    marked: Tensor = kept(indices, ("hot", count), mark)
-    return marked

@@ -12,7 +12,7 @@
 // `add_partials` in a fixed order, so that C has the same bits every time.
 //
 // Macros beside prelude.cu's: THREADS, UNROLL (rows of B in flight a lane), ROUNDS (rows that a group of lanes takes in a
-// block), HOT (columns with the sign bit set are to be kept in L1).
+// block).
 
 constexpr int GROUPS = THREADS / LANES;
 constexpr int SHORT_ROWS = GROUPS * ROUNDS;
@@ -20,21 +20,6 @@ constexpr int SHORT_ROWS = GROUPS * ROUNDS;
 struct Segment {
   int row, begin, end, partial;
 };
-
-Slice gather(const char* tile, u32 row_bytes, int column, const Offsets& offsets) {
-#if HOT && ALIGN == 16
-  // Both loads stand in the code, one of them switched off: a branch would part lanes that should load together.
-  Slice s;
-  const char* at = row_at(tile, column & 0x7fffffff, row_bytes);
-  asm("{ .reg .pred hot; setp.lt.s32 hot, %5, 0;\n\t"
-      "@hot ld.global.nc.L1::evict_last.v4.b32 {%0, %1, %2, %3}, [%4];\n\t"
-      "@!hot ld.global.nc.L1::evict_first.v4.b32 {%0, %1, %2, %3}, [%4]; }"
-      : "=r"(s.word[0]), "=r"(s.word[1]), "=r"(s.word[2]), "=r"(s.word[3]) : "l"(at), "r"(column));
-  return s;
-#else
-  return load_slice(row_at(tile, column, row_bytes), offsets);
-#endif
-}
 
 void add_product(Sum (&sums)[ELEMENTS], Sum value, const Slice& slice) {
   Sum b[ELEMENTS];
@@ -69,7 +54,7 @@ void multiply_entries(Sum (&sums)[ELEMENTS], int at, int end, int step, const in
       if (__all_sync(ALL, left_now >= first + UNROLL)) {
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
-          rows[u] = gather(tile, row_bytes, __shfl_sync(ALL, column_now, first + u, LANES), offsets);
+          rows[u] = load_slice(row_at(tile, __shfl_sync(ALL, column_now, first + u, LANES), row_bytes), offsets);
         }
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
@@ -79,7 +64,7 @@ void multiply_entries(Sum (&sums)[ELEMENTS], int at, int end, int step, const in
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
           const int c = __shfl_sync(ALL, column_now, first + u, LANES);
-          if (first + u < left_now) rows[u] = gather(tile, row_bytes, c, offsets);
+          if (first + u < left_now) rows[u] = load_slice(row_at(tile, c, row_bytes), offsets);
         }
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
