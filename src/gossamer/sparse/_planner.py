@@ -2,8 +2,8 @@
 
 On CPUs the planner predicts every way's time from counts alone. If our kernel is ahead by a clear margin it is taken;
 otherwise the ways in question are timed once on this machine, and the answer is kept on disk for all matrices of about the
-same size, density and number of columns. On GPUs (:mod:`~gossamer.sparse._gpu_planner`) the ways are timed once for a pattern.
-``plan.explain()`` says which way was taken and why.
+same size, density and number of columns. On GPUs (:mod:`~gossamer.sparse._gpu_planner`) the ways are timed once for a
+pattern. ``plan.explain()`` says which way was taken and why.
 """
 
 from __future__ import annotations
