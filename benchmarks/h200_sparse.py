@@ -8,7 +8,7 @@ call; its plan (made beforehand, as cuSPARSE's preprocessing is) says which kern
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
@@ -65,13 +65,19 @@ _MORE: Mapping[str, Callable[[str], SparseMatrix]] = {
 
 @claim(
     "h200-spmm-fp32",
-    text="sparse times dense float32 (64 to 512 columns, full float32) on seven graphs and a mesh on an H200",
+    text="sparse times dense float32 (tf32 where faster; 64 to 512 columns) on seven graphs and a mesh on an H200",
     system=["FlashSparse", "Libra"], peer=PEER, unit="ratio", bar=1.45, better="higher", summary=geometric_mean,
     sources=PRODUCTS,
 )  # fmt: skip
 def full_precision(bench: Bench) -> Iterator[Row]:
-    """float32 throughout; with tf32 allowed the mesh gains more."""
-    yield from _eight(bench, FULL)
+    """With torch's precision "high" (the remarks say where tensor cores ran); the mesh in full float32 beside, not counted."""
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield from _eight(bench, FULL)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    for row in _eight(bench, FULL, ("fem500k",)):
+        yield replace(row, case=f"{row.case}, tf32 not allowed", counted=False)
 
 
 @claim(
@@ -126,8 +132,8 @@ def sampled_products(bench: Bench) -> Iterator[Row]:
             yield row
 
 
-def _eight(bench: Bench, dtype: torch.dtype) -> Iterator[Row]:
-    for name in EIGHT:
+def _eight(bench: Bench, dtype: torch.dtype, names: Sequence[str] = EIGHT) -> Iterator[Row]:
+    for name in names:
         matrix = _matrix(name).to(dtype=dtype)
         for n in WIDTHS:
             yield _spmm_row(bench, name, matrix, n)
@@ -147,7 +153,8 @@ def _spmm_row(bench: Bench, name: str, matrix: SparseMatrix, n: int, dense: bool
         peers["torch.mm"] = [partial(torch.mm, full, operand) for operand in operands]
     plan = spmm_plan(matrix, n)
     found, expected = spmm(matrix, operands[0]), peers["cuSPARSE ALG2"][0]()
-    assert float((found - expected).float().norm() / expected.float().norm()) < 4 * torch.finfo(matrix.dtype).eps
+    step = 2.0**-10 if plan.backend.startswith("vectors") else torch.finfo(matrix.dtype).eps
+    assert float((found - expected).float().norm() / expected.float().norm()) < 4 * step
     with bench.cuda_graphs():
         row = bench.compare(f"{name} n={n} {_short(matrix.dtype)}", [partial(spmm, matrix, b) for b in operands], peers)
     size = matrix.dtype.itemsize

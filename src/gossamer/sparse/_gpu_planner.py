@@ -33,8 +33,9 @@ VECTORS: Mapping[str, VectorsVariant] = {
 ENTRIES = (EntriesVariant(threads=128), EntriesVariant(rounds=8, features_outer=True))
 """Ways of sampled products: entries or features as the outer loop."""
 
-_NEAR = 1.6
-"""Ways that take so many times longer than the best in a first, rough timing are not timed again."""
+_NEAR, _LAUNCHES = 1.6, 2e-4
+"""Ways that take so many times longer than the best in a first, rough timing are not timed again, unless they take so few
+seconds that launching them may be most of it."""
 _ROTATED_BYTES, _MOST_BYTES = 128 << 20, 1 << 30
 
 Calls = list[Callable[[], object]]
@@ -61,7 +62,7 @@ def multiply(matrix: SparseMatrix, dense: Tensor, way: str) -> Tensor:
 def race(calls: Mapping[str, Calls]) -> dict[str, float]:
     """Seconds a call of every contender that is near the fastest, as a CUDA graph replays them."""
     rough = {name: _rough_seconds(turns) for name, turns in calls.items()}
-    near = [name for name in calls if rough[name] <= _NEAR * min(rough.values())]
+    near = [name for name in calls if rough[name] <= max(_LAUNCHES, _NEAR * min(rough.values()))]
     bench = Bench(samples=5, sample_seconds=5e-4)
     with bench.cuda_graphs():
         return {name: median(bench.seconds(calls[name])) for name in near}
