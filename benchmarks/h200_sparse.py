@@ -70,7 +70,7 @@ _MORE: Mapping[str, Callable[[str], SparseMatrix]] = {
     sources=PRODUCTS,
 )  # fmt: skip
 def full_precision(bench: Bench) -> Iterator[Row]:
-    """With torch's precision "high" (the remarks say where tensor cores ran); the mesh in full float32 beside, not counted."""
+    """With torch's precision "high" (remarks say where tensor cores ran); beside it the mesh in full float32."""
     torch.set_float32_matmul_precision("high")
     try:
         yield from _eight(bench, FULL)
