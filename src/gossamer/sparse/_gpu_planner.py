@@ -1,13 +1,14 @@
-"""Which kernel multiplies on a GPU: every one that may be fastest is timed once for a pattern and a number of columns.
+"""Which kernel multiplies on a GPU: every one that may be fastest is timed once for patterns of a kind and their columns.
 
 What decides between them, how far neighbouring rows share columns and how the caches take it, is not to be had from counts
-alone, and a timing costs about as much as a few hundred products. The answer is kept with the pattern.
+alone, and a timing costs about as much as a few hundred products. The answer is kept for patterns whose counts are alike,
+so that a training step with a new subgraph each time pays for it once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -37,6 +38,8 @@ _NEAR, _LAUNCHES = 1.6, 2e-4
 """Ways that take so many times longer than the best in a first, rough timing are not timed again, unless they take so few
 seconds that launching them may be most of it."""
 _ROTATED_BYTES, _MOST_BYTES = 128 << 20, 1 << 30
+
+_sampled_by: dict[str, EntriesVariant] = {}
 
 Calls = list[Callable[[], object]]
 
@@ -75,19 +78,30 @@ def rotated(rows: int, columns: int, like: Tensor) -> list[Tensor]:
     return [torch.randn(rows, columns, device=like.device).to(like.dtype) for _ in range(copies)]
 
 
+def class_of(matrix: SparseMatrix, n: int, ways: Sequence[str]) -> str:
+    """Products whose fastest way is taken to be the same: sizes, entries and longest row to a factor of 1.4."""
+    longest = int(matrix.indptr.diff().max())
+    sizes = "x".join(str(round(2 * math.log2(max(1, size)))) for size in (*matrix.shape, matrix.nnz, longest))
+    wide = n if n <= 16 else round(4 * math.log2(n))
+    return f"{matrix.device} {matrix.dtype} {sizes} n {wide} {','.join(ways)}"
+
+
 def sampled(pattern: SparseMatrix, x: Tensor, y: Tensor) -> Tensor:
-    """The sampled product by the faster kernel, found by timing both once for a pattern and number of features."""
-    key = f"sampled {x.shape[1]} {x.dtype}"
-    variant: EntriesVariant | None = pattern._memo.get(key)
+    """The sampled product by the faster kernel, found by timing both once for a kind of pattern and number of features."""
+    memo = f"sampled {x.shape[1]} {x.dtype}"
+    variant: EntriesVariant | None = pattern._memo.get(memo)
     if variant is None:
         if torch.cuda.is_current_stream_capturing():
             return entries_sddmm(pattern.indptr, pattern.indices, x, y, ENTRIES[0])
-        operands = list(zip(*(rotated(len(operand), x.shape[1], x) for operand in (x, y)), strict=False))
-        product = partial(entries_sddmm, pattern.indptr, pattern.indices)
-        seconds = race({
-            str(i): [partial(product, *pair, way) for pair in operands] for i, way in enumerate(ENTRIES)
-        })  # fmt: skip
-        variant = pattern._memo[key] = ENTRIES[int(min(seconds, key=seconds.__getitem__))]
+        key = class_of(pattern, x.shape[1], (memo,))
+        if key not in _sampled_by:
+            operands = list(zip(*(rotated(len(operand), x.shape[1], x) for operand in (x, y)), strict=False))
+            product = partial(entries_sddmm, pattern.indptr, pattern.indices)
+            seconds = race({
+                str(i): [partial(product, *pair, way) for pair in operands] for i, way in enumerate(ENTRIES)
+            })  # fmt: skip
+            _sampled_by[key] = ENTRIES[int(min(seconds, key=seconds.__getitem__))]
+        variant = pattern._memo[memo] = _sampled_by[key]
     return entries_sddmm(pattern.indptr, pattern.indices, x, y, variant)
 
 

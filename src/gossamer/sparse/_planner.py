@@ -2,8 +2,8 @@
 
 On CPUs the planner predicts every way's time from counts alone. If our kernel is ahead by a clear margin it is taken;
 otherwise the ways in question are timed once on this machine, and the answer is kept on disk for all matrices of about the
-same size, density and number of columns. On GPUs (:mod:`~gossamer.sparse._gpu_planner`) the ways are timed once for a
-pattern. ``plan.explain()`` says which way was taken and why.
+same size, density and number of columns. On GPUs (:mod:`~gossamer.sparse._gpu_planner`) the ways are timed once for
+patterns of a kind. ``plan.explain()`` says which way was taken and why.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ MARGIN = 2.5
 """How many times slower than our kernel a way has to be predicted in order not to be timed."""
 _DENSE_LIMIT = 1 << 28
 _TABLE_VERSION = 2
+_timed_on_gpu: dict[str, dict[str, float]] = {}
 
 
 @dataclass(frozen=True)
@@ -158,11 +159,14 @@ def _planned_on_gpu(matrix: SparseMatrix, n: int, backend: str, measure: bool) -
         return SpmmPlan(backend, n, MappingProxyType({}), frozenset(), "asked for")
     if not measure or 0 in (*matrix.shape, n, matrix.nnz) or torch.cuda.is_current_stream_capturing():
         return SpmmPlan("rows", n, MappingProxyType({}), frozenset(), "taken without timing")
-    plain = matrix.with_values(matrix.values.detach())
-    operands = gpu.rotated(matrix.shape[1], n, matrix.values)
-    seconds = gpu.race({name: [partial(run, plain, dense, name) for dense in operands] for name in ways})
+    key = gpu.class_of(matrix, n, ways)
+    if key not in _timed_on_gpu:
+        plain = matrix.with_values(matrix.values.detach())
+        operands = gpu.rotated(matrix.shape[1], n, matrix.values)
+        _timed_on_gpu[key] = gpu.race({name: [partial(run, plain, dense, name) for dense in operands] for name in ways})
+    seconds = _timed_on_gpu[key]
     best = min(seconds, key=seconds.__getitem__)
-    why = "fastest when timed on this pattern"
+    why = "fastest when timed on a pattern like this one"
     if best in ("torch", "dense"):
         why += f"; our kernels step aside for {best}"
     return SpmmPlan(best, n, MappingProxyType(seconds), frozenset(seconds), why)
