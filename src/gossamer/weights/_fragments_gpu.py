@@ -187,7 +187,7 @@ def dense_linear(x: Tensor, weight: Tensor, library: str) -> Tensor:
 
 def _race_dense(weight: FragmentWeight, n: int) -> dict[str, float]:
     """Seconds of each way."""
-    x = torch.randn(n, weight.shape[1], device=weight.records.device).to(weight.dtype)
+    x = _activations(weight, n)
     first = weight.to_dense()
     dense = [first, *(first.clone() for _ in range(1 + _L2_FACTOR * _l2_bytes(weight) // weight.dense_nbytes))]
     libraries = {name: [partial(dense_linear, x, copy, name) for copy in dense] for name in ("cublas", "cublaslt")}
@@ -196,6 +196,12 @@ def _race_dense(weight: FragmentWeight, n: int) -> dict[str, float]:
         row = bench.compare("", [partial(multiply, copy, x) for copy in _past_l2(weight)], libraries)
     assert row.peer is not None
     return {"compressed": row.ours, row.peer_name: row.peer, **row.others}
+
+
+def _activations(weight: FragmentWeight, n: int) -> Tensor:
+    device = weight.records.device
+    generator = torch.Generator(device).manual_seed(0)  # torch's own stays as it is
+    return torch.randn(n, weight.shape[1], device=device, generator=generator).to(weight.dtype)
 
 
 def _past_l2(weight: FragmentWeight) -> list[FragmentWeight]:
@@ -215,7 +221,7 @@ def _key(weight: FragmentWeight, n: int) -> str:
 
 def _fastest(weight: FragmentWeight, n: int, plans: list[FragmentPlan]) -> FragmentPlan:
     """By the clock."""
-    copies, x = _past_l2(weight), torch.randn(n, weight.shape[1], device=weight.records.device).to(weight.dtype)
+    copies, x = _past_l2(weight), _activations(weight, n)
     quick, careful = Bench(samples=3, sample_seconds=1e-4), Bench(samples=9)
     for bench in (quick, careful):
         with bench.cuda_graphs():
