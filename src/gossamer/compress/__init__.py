@@ -10,10 +10,12 @@ weights that loads with :func:`load` or, once this room is imported, with ``Auto
 - :func:`default_text`, :func:`read_text`, :class:`Text`: what to calibrate and evaluate on.
 - :func:`search_metric`, :func:`search_allocation`, :func:`write_search_report`: find the formula or the allocation that
   suits a model; :class:`SymbolicMetric`, :class:`Expr`, :func:`simplify`, :class:`AllocationGenome`: what they find.
+- :func:`finetune`, :class:`SALRConfig`, :func:`load_finetuned`, :class:`AdapterBank`: fine-tune on a pruned base.
 - :func:`iter_blocks`, :func:`linears`, :func:`calibrate`, :func:`prune`, :func:`sparsegpt`, :func:`resident_memory`:
   the pieces, for own pipelines.
 """
 
+from gossamer.compress._adapters import AdapterBank
 from gossamer.compress._allocation_genome import AllocationGenome
 from gossamer.compress._blocks import Block, dense_weight, iter_blocks, linears, set_dense_weight
 from gossamer.compress._calibrate import calibrate
@@ -30,7 +32,9 @@ from gossamer.compress._compare import evaluate
 from gossamer.compress._decode import Decoder
 from gossamer.compress._evaluate import compare, perplexity
 from gossamer.compress._evolution import Evolution, EvolutionSettings, SearchResult
+from gossamer.compress._examples import Example, mean_nll, read_examples
 from gossamer.compress._expression import Expr
+from gossamer.compress._finetune import TrainingSettings, finetune
 from gossamer.compress._generate import Generation, generate
 from gossamer.compress._gradients import GradientStatistics, gradient_statistics
 from gossamer.compress._html import write_report
@@ -40,6 +44,8 @@ from gossamer.compress._metric_space import MetricSpace, same_ranking
 from gossamer.compress._models import DenseModel, load_dense
 from gossamer.compress._pipeline import choose_format, compress
 from gossamer.compress._prune import prune
+from gossamer.compress._salr import SALRConfig, SALRLinear, convert_, truncated_residual
+from gossamer.compress._salr_files import load_finetuned, save_finetuned
 from gossamer.compress._search import (
     SearchWindows,
     WindowSizes,
@@ -57,6 +63,7 @@ from gossamer.compress._text import Text, calibration_windows, default_text, eva
 
 __all__ = [
     "NAMED_METRICS",
+    "AdapterBank",
     "AllocationGenome",
     "Block",
     "CompressedModel",
@@ -64,17 +71,21 @@ __all__ = [
     "DenseModel",
     "Evolution",
     "EvolutionSettings",
+    "Example",
     "Expr",
     "Generation",
     "GradientStatistics",
     "LinearStatistics",
     "MetricSpace",
     "Resident",
+    "SALRConfig",
+    "SALRLinear",
     "SearchResult",
     "SearchWindows",
     "Settings",
     "SymbolicMetric",
     "Text",
+    "TrainingSettings",
     "WindowSizes",
     "calibrate",
     "calibration_windows",
@@ -83,10 +94,12 @@ __all__ = [
     "compare",
     "compress",
     "compressed_layers",
+    "convert_",
     "default_text",
     "dense_weight",
     "evaluate",
     "evaluation_windows",
+    "finetune",
     "found_allocation",
     "generate",
     "gradient_statistics",
@@ -95,13 +108,17 @@ __all__ = [
     "load",
     "load_any",
     "load_dense",
+    "load_finetuned",
+    "mean_nll",
     "perplexity",
     "prune",
     "rank_form",
     "read_about",
+    "read_examples",
     "read_text",
     "resident_memory",
     "same_ranking",
+    "save_finetuned",
     "search_allocation",
     "search_metric",
     "search_windows",
@@ -109,6 +126,7 @@ __all__ = [
     "simplify",
     "sparsegpt",
     "summarise_layers",
+    "truncated_residual",
     "write_report",
     "write_search_report",
 ]

@@ -126,6 +126,47 @@ def generate_command(
         _err.print(f"{len(result.token_ids)} tokens, {result.tokens_per_second:.1f} tokens/s")
 
 
+@app.command("finetune")
+def finetune_command(
+    model: Annotated[str, typer.Argument(help="A local folder, a GGUF file, a cached hub id, or smollm2-135m.")],
+    data: Annotated[Path, typer.Option("--data", help="Examples: JSON Lines with question/answer, or the like.")],
+    out: Annotated[Path, typer.Option("--out", help="The folder to write: adapters as PEFT has them, and the base.")],
+    test: Annotated[Path | None, typer.Option("--test", help="Examples whose answers are scored.")] = None,
+    sparsity: Annotated[float, typer.Option(help="Share of zeros in the base; 0 is plain LoRA.")] = 0.5,
+    selection: Annotated[str, typer.Option(help="row, layer or 2:4.")] = "row",
+    rank: Annotated[int, typer.Option(help="Of the task adapter.")] = 16,
+    residual_rank: Annotated[int, typer.Option(help="Of the repair; 0 for none.")] = 16,
+    steps: Annotated[int, typer.Option(help="Optimiser steps.")] = 200,
+    batch: Annotated[int, typer.Option(help="Examples per step.")] = 8,
+    lr: Annotated[float, typer.Option(help="Learning rate of the task adapter.")] = 2e-4,
+    limit: Annotated[int | None, typer.Option(help="Read so many examples at most.")] = None,
+    test_limit: Annotated[int | None, typer.Option(help="Score so many examples at most.")] = 200,
+    seed: Annotated[int, typer.Option(help="Of adapters, order and dropout.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Fine-tune a model whose base is pruned, stays compressed and never changes.
+
+    Interrupt it whenever you like: the same command goes on from the last checkpoint.
+    """
+    from gossamer.compress import SALRConfig, TrainingSettings, finetune, load_dense, read_examples
+
+    config = SALRConfig(sparsity, selection, rank, 2.0 * rank, residual_rank=residual_rank)
+    dense = load_dense(model)
+    dense.model.to(device)
+    scored = read_examples(test, test_limit) if test else []
+    settings = TrainingSettings(steps=steps, batch=batch, lr=lr, seed=seed)
+    with _progress() as progress:
+        result = finetune(dense, out, read_examples(data, limit), scored, config, settings, progress)
+    if as_json:
+        print(json.dumps(result))
+        return
+    table = Table("", "value")
+    for name in ("nll_before", "nll_after", "base_bytes", "adapter_bytes", "dense_bytes"):
+        table.add_row(name.replace("_", " "), _cell(result[name]))
+    Console().print(table)
+
+
 @app.command("inspect")
 def inspect_command(
     folder: Annotated[Path, typer.Argument(help="A compressed folder.")], as_json: Json = False
