@@ -265,3 +265,21 @@ def test_an_allocation_moves_n_between_blocks(dense_folder: Path, tmp_path: Path
 def test_an_allocation_for_another_model_is_refused(dense_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="allocation is for 2 blocks, but the model has 3"):
         compress(dense_folder, tmp_path / "out", Settings(allocation=(0.5, 0.5), **SMALL), TEXT)
+
+
+def test_a_model_is_binarised_with_n_moved_by_outliers_and_loads(dense_folder: Path, tmp_path: Path) -> None:
+    settings = Settings(score="ria", pattern="4:8", allocation="owl", format="stb", **SMALL)
+    out = compress(dense_folder, tmp_path / "out", settings, TEXT)
+    kept = {}
+    for name, layer in compressed_layers(load(out).model).items():
+        counts = (layer.weight_format.to_dense() != 0).view(-1, 8).sum(1)
+        kept[name.split(".")[2]] = int(counts.max())
+    assert sum(kept.values()) == 12
+    layers = read_about(out)["layers"]
+    assert all(layer["format"] == "stb" and 0 < layer["nominal_bits"] < 1.5 for layer in layers)
+
+
+@pytest.mark.parametrize("bad", [{"pattern": "2:4"}, {"pattern": None}, {"pattern": "4:8", "score": "sparsegpt"}])
+def test_binarising_needs_n_of_8_and_a_ranking(bad: dict) -> None:
+    with pytest.raises(ValueError, match="'stb' needs a pattern N:8"):
+        Settings(format="stb", **bad)

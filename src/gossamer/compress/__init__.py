@@ -11,12 +11,14 @@ weights that loads with :func:`load` or, once this room is imported, with ``Auto
 - :func:`search_metric`, :func:`search_allocation`, :func:`write_search_report`: find the formula or the allocation that
   suits a model; :class:`SymbolicMetric`, :class:`Expr`, :func:`simplify`, :class:`AllocationGenome`: what they find.
 - :func:`finetune`, :class:`SALRConfig`, :func:`load_finetuned`, :class:`AdapterBank`: fine-tune on a pruned base.
+- :func:`binarise`: one layer as signs on an N:8 structure; :func:`flip_signs`, :func:`sign_times_scale`: its controls.
 - :func:`iter_blocks`, :func:`linears`, :func:`calibrate`, :func:`prune`, :func:`sparsegpt`, :func:`resident_memory`:
   the pieces, for own pipelines.
 """
 
 from gossamer.compress._adapters import AdapterBank
 from gossamer.compress._allocation_genome import AllocationGenome
+from gossamer.compress._binarise import binarise, flip_signs, sign_times_scale
 from gossamer.compress._blocks import Block, dense_weight, iter_blocks, linears, set_dense_weight
 from gossamer.compress._calibrate import calibrate
 from gossamer.compress._checkpoint import (
@@ -87,6 +89,7 @@ __all__ = [
     "Text",
     "TrainingSettings",
     "WindowSizes",
+    "binarise",
     "calibrate",
     "calibration_windows",
     "check_folder",
@@ -100,6 +103,7 @@ __all__ = [
     "evaluate",
     "evaluation_windows",
     "finetune",
+    "flip_signs",
     "found_allocation",
     "generate",
     "gradient_statistics",
@@ -123,6 +127,7 @@ __all__ = [
     "search_metric",
     "search_windows",
     "set_dense_weight",
+    "sign_times_scale",
     "simplify",
     "sparsegpt",
     "summarise_layers",

@@ -26,8 +26,7 @@ def prune(
         if statistics.hessian is None:
             raise ValueError("score 'sparsegpt' needs statistics with a Hessian: calibrate(..., hessian=True)")
         return sparsegpt(weight, statistics.hessian, settings.sparsity, settings.n_of_m).to(weight.dtype)
-    metric = settings.metric
-    scores = metric(weight, statistics, gradients) if metric else score_named(settings.score)(weight, statistics)
+    scores = scores_of(weight, statistics, settings, gradients)
     pattern = settings.n_of_m
     if pattern is None:
         keep = keep_per_row(scores, settings.sparsity)
@@ -36,6 +35,14 @@ def prune(
     else:
         keep = keep_n_of_m(scores, *pattern)
     return torch.where(keep, weight, torch.zeros_like(weight)).contiguous()
+
+
+def scores_of(
+    weight: Tensor, statistics: LinearStatistics, settings: Settings, gradients: GradientStatistics | None
+) -> Tensor:
+    """Importance ``(out, in)`` by the score or formula of ``settings``."""
+    metric = settings.metric
+    return metric(weight, statistics, gradients) if metric else score_named(settings.score)(weight, statistics)
 
 
 def relative_output_error(original: Tensor, compressed: Tensor, statistics: LinearStatistics) -> float:

@@ -34,9 +34,11 @@ def compress_command(
         str, typer.Option(help="magnitude, wanda, ria, sparsegpt, or a formula that was found.")
     ] = "wanda",
     allocation: Annotated[
-        Path | None, typer.Option(help="search.json of a search for an allocation: take the best found.")
+        str | None, typer.Option(help="owl, or search.json of a search for an allocation: take the best found.")
     ] = None,
-    format: Annotated[str, typer.Option(help="auto, bitmap, lossless, nm (needs --pattern) or dense.")] = "auto",
+    format: Annotated[
+        str, typer.Option(help="auto, bitmap, lossless, dense, nm (needs --pattern) or stb (needs N:8).")
+    ] = "auto",
     propagate: Annotated[
         str, typer.Option(help="Calibrate on outputs of compressed (sequential) or original (dense) blocks.")
     ] = "sequential",
@@ -55,7 +57,7 @@ def compress_command(
     """
     from gossamer.compress import Settings, compress, found_allocation, read_about, read_text
 
-    per_block = None if allocation is None else found_allocation(allocation)
+    per_block = allocation if allocation in (None, "owl") else found_allocation(allocation)
     settings = Settings(sparsity, pattern, score, format, propagate, samples, seqlen, dtype, per_block)
     with _progress() as progress:
         folder = compress(model, out, settings, read_text(text) if text else None, progress, fresh)
