@@ -30,6 +30,7 @@ from gossamer.compress._checkpoint import (
     read_about,
     summarise_layers,
 )
+from gossamer.compress._choices import Accuracy, Choice, answer_by_likelihood, read_choices
 from gossamer.compress._compare import evaluate
 from gossamer.compress._decode import Decoder
 from gossamer.compress._evaluate import compare, perplexity
@@ -46,6 +47,7 @@ from gossamer.compress._metric_space import MetricSpace, same_ranking
 from gossamer.compress._models import DenseModel, load_dense
 from gossamer.compress._pipeline import choose_format, compress
 from gossamer.compress._prune import prune
+from gossamer.compress._recipe import Recipe, read_recipe
 from gossamer.compress._salr import SALRConfig, SALRLinear, convert_, truncated_residual
 from gossamer.compress._salr_files import load_finetuned, save_finetuned
 from gossamer.compress._search import (
@@ -65,9 +67,11 @@ from gossamer.compress._text import Text, calibration_windows, default_text, eva
 
 __all__ = [
     "NAMED_METRICS",
+    "Accuracy",
     "AdapterBank",
     "AllocationGenome",
     "Block",
+    "Choice",
     "CompressedModel",
     "Decoder",
     "DenseModel",
@@ -79,6 +83,7 @@ __all__ = [
     "GradientStatistics",
     "LinearStatistics",
     "MetricSpace",
+    "Recipe",
     "Resident",
     "SALRConfig",
     "SALRLinear",
@@ -89,6 +94,7 @@ __all__ = [
     "Text",
     "TrainingSettings",
     "WindowSizes",
+    "answer_by_likelihood",
     "binarise",
     "calibrate",
     "calibration_windows",
@@ -118,7 +124,9 @@ __all__ = [
     "prune",
     "rank_form",
     "read_about",
+    "read_choices",
     "read_examples",
+    "read_recipe",
     "read_text",
     "resident_memory",
     "same_ranking",

@@ -26,8 +26,14 @@ TextFile = Annotated[Path | None, typer.Option("--text", help="A text file inste
 
 @app.command("compress")
 def compress_command(
-    model: Annotated[str, typer.Argument(help="A local folder, a GGUF file, a cached hub id, or smollm2-135m.")],
     out: Annotated[Path, typer.Option("--out", help="The folder to write; it must not exist.")],
+    model: Annotated[
+        str | None, typer.Argument(help="A local folder, a GGUF file, a cached hub id, or smollm2-135m.")
+    ] = None,
+    recipe: Annotated[
+        Path | None,
+        typer.Option(help="Take model, settings and text from this TOML file or compressed folder instead."),
+    ] = None,
     sparsity: Annotated[float, typer.Option(help="Share of zeros in every row, in [0, 1).")] = 0.5,
     pattern: Annotated[str | None, typer.Option(help="N:M instead of a sparsity, like 2:4.")] = None,
     score: Annotated[
@@ -55,12 +61,21 @@ def compress_command(
 
     Interrupt it whenever you like: the same command goes on from the last finished block.
     """
-    from gossamer.compress import Settings, compress, found_allocation, read_about, read_text
+    from gossamer.compress import Recipe, Settings, compress, found_allocation, read_about, read_recipe, read_text
 
-    per_block = allocation if allocation in (None, "owl") else found_allocation(allocation)
-    settings = Settings(sparsity, pattern, score, format, propagate, samples, seqlen, dtype, per_block)
+    if (model is None) == (recipe is None):
+        raise ValueError("give a model, or --recipe FILE, and not both")
+
+    if recipe is not None:
+        chosen = read_recipe(recipe)
+    else:
+        assert model is not None
+        per_block = allocation if allocation in (None, "owl") else found_allocation(allocation)
+        settings = Settings(sparsity, pattern, score, format, propagate, samples, seqlen, dtype, per_block)
+        chosen = Recipe(model, settings, text)
+    own = read_text(chosen.text) if chosen.text else None
     with _progress() as progress:
-        folder = compress(model, out, settings, read_text(text) if text else None, progress, fresh)
+        folder = compress(chosen.model, out, chosen.settings, own, progress, fresh)
     about = read_about(folder)
     if as_json:
         print(json.dumps({"out": str(folder), **about}))
@@ -76,14 +91,17 @@ def evaluate_command(
     seqlen: Annotated[int, typer.Option(help="Tokens per evaluation window.")] = 1024,
     windows: Annotated[int, typer.Option(help="Evaluation windows.")] = 8,
     tokens: Annotated[int, typer.Option(help="Tokens to decode when timing.")] = 64,
+    choices: Annotated[list[Path] | None, typer.Option(help="Multiple-choice questions, JSON; repeatable.")] = None,
+    questions: Annotated[int, typer.Option(help="Questions of each file at most.")] = 200,
     report: Annotated[Path | None, typer.Option("--report", help="Write an HTML report here.")] = None,
     as_json: Json = False,
 ) -> None:
     """Compare a compressed model with the dense one: perplexity, agreement, decode speed, memory, sample text."""
-    from gossamer.compress import evaluate, read_text, write_report
+    from gossamer.compress import evaluate, read_choices, read_text, write_report
 
+    sets = {path.name.partition(".")[0]: read_choices(path, questions) for path in choices or []}
     with _progress() as progress:
-        result = evaluate(folder, read_text(text) if text else None, seqlen, windows, tokens, progress)
+        result = evaluate(folder, read_text(text) if text else None, seqlen, windows, tokens, sets, progress)
     if report is not None:
         write_report(result, report)
     if as_json:
