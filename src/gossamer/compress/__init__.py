@@ -11,6 +11,7 @@ weights that loads with :func:`load` or, once this room is imported, with ``Auto
 - :func:`search_metric`, :func:`search_allocation`, :func:`write_search_report`: find the formula or the allocation that
   suits a model; :class:`SymbolicMetric`, :class:`Expr`, :func:`simplify`, :class:`AllocationGenome`: what they find.
 - :func:`finetune`, :class:`SALRConfig`, :func:`load_finetuned`, :class:`AdapterBank`: fine-tune on a pruned base.
+- :func:`auto_compress`: choose score, allocation and format within a budget; :class:`Recipe`: run it again.
 - :func:`binarise`: one layer as signs on an N:8 structure; :func:`flip_signs`, :func:`sign_times_scale`: its controls.
 - :func:`iter_blocks`, :func:`linears`, :func:`calibrate`, :func:`prune`, :func:`sparsegpt`, :func:`resident_memory`:
   the pieces, for own pipelines.
@@ -18,6 +19,7 @@ weights that loads with :func:`load` or, once this room is imported, with ``Auto
 
 from gossamer.compress._adapters import AdapterBank
 from gossamer.compress._allocation_genome import AllocationGenome
+from gossamer.compress._auto import auto_compress
 from gossamer.compress._binarise import binarise, flip_signs, sign_times_scale
 from gossamer.compress._blocks import Block, dense_weight, iter_blocks, linears, set_dense_weight
 from gossamer.compress._calibrate import calibrate
@@ -95,6 +97,7 @@ __all__ = [
     "TrainingSettings",
     "WindowSizes",
     "answer_by_likelihood",
+    "auto_compress",
     "binarise",
     "calibrate",
     "calibration_windows",

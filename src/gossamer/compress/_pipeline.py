@@ -114,8 +114,7 @@ def _compress_blocks(dense: DenseModel, windows: Tensor, settings: Settings, run
     metric = settings.metric
     if metric is not None and metric.needs_gradients and len(done) < len(sizes):
         gradients = gradient_statistics(dense.model, windows, lambda done, total: progress("gradients", done, total))
-    hessian = settings.score == "sparsegpt" or settings.format == "stb" or bool(metric and metric.needs_hessian)
-    walk = calibrate(dense.model, windows, propagate=settings.propagate, hessian=hessian)
+    walk = calibrate(dense.model, windows, propagate=settings.propagate, hessian=settings.needs_hessian)
     for step in walk:
         if step.index in done:
             weights, _ = run.read(step.index)

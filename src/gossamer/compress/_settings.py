@@ -29,6 +29,7 @@ class Settings:
         "nm", which needs a ``pattern`` and keeps the same inputs for 32 neighbouring outputs; or "stb", which needs a
         pattern N:8 and binarises what is kept.
     propagate: "sequential" calibrates a block on the outputs of the blocks already compressed, "dense" on the original's.
+    update: whether what a score keeps is corrected as SparseGPT does; SparseGPT's own score always is.
     samples, seqlen: calibration windows and tokens per window.
     dtype: of the stored weights.
 
@@ -50,6 +51,7 @@ class Settings:
     seqlen: int = 512
     dtype: str = "bfloat16"
     allocation: tuple[float, ...] | str | None = None
+    update: bool = False
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.sparsity < 1.0:
@@ -76,6 +78,8 @@ class Settings:
                 "format 'stb' needs a pattern N:8 and a score that ranks weights, "
                 f"got pattern {self.pattern!r} and score {self.score!r}"
             )
+        if self.update and self.format == "stb":
+            raise ValueError("format 'stb' corrects what is kept by itself; leave update out")
         if self.format == "nm" and self.score == "sparsegpt":
             raise ValueError(
                 "format 'nm' takes one mask for 32 outputs, which score 'sparsegpt' cannot choose; use wanda"
@@ -124,6 +128,12 @@ class Settings:
         if self.format == "stb":
             own = min(own, window - 1)
         return replace(self, pattern=f"{own}:{window}" if own < window else None, sparsity=0.0, allocation=None)
+
+    @property
+    def needs_hessian(self) -> bool:
+        """Whether calibration has to collect Hessians."""
+        metric = self.metric
+        return self.score == "sparsegpt" or self.update or self.format == "stb" or bool(metric and metric.needs_hessian)
 
     @property
     def prunes(self) -> bool:

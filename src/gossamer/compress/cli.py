@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -15,6 +15,9 @@ from rich.table import Table
 
 from gossamer.compress._cli_search import app as search_app
 from gossamer.core.report import shown_number
+
+if TYPE_CHECKING:
+    from gossamer.compress._settings import Settings
 
 app = typer.Typer(no_args_is_help=True)
 app.add_typer(search_app, name="search")
@@ -34,6 +37,11 @@ def compress_command(
         Path | None,
         typer.Option(help="Take model, settings and text from this TOML file or compressed folder instead."),
     ] = None,
+    auto: Annotated[bool, typer.Option("--auto", help="Choose score, allocation and format within a budget.")] = False,
+    target_bytes: Annotated[int | None, typer.Option(help="With --auto: bytes of all weights at most.")] = None,
+    max_ppl_increase: Annotated[
+        float | None, typer.Option(help="With --auto: largest increase of perplexity, like 0.1 for a tenth.")
+    ] = None,
     sparsity: Annotated[float, typer.Option(help="Share of zeros in every row, in [0, 1).")] = 0.5,
     pattern: Annotated[str | None, typer.Option(help="N:M instead of a sparsity, like 2:4.")] = None,
     score: Annotated[
@@ -42,6 +50,7 @@ def compress_command(
     allocation: Annotated[
         str | None, typer.Option(help="owl, or search.json of a search for an allocation: take the best found.")
     ] = None,
+    update: Annotated[bool, typer.Option("--update", help="Correct what the score keeps as SparseGPT does.")] = False,
     format: Annotated[
         str, typer.Option(help="auto, bitmap, lossless, dense, nm (needs --pattern) or stb (needs N:8).")
     ] = "auto",
@@ -66,12 +75,23 @@ def compress_command(
     if (model is None) == (recipe is None):
         raise ValueError("give a model, or --recipe FILE, and not both")
 
+    if auto:
+        _auto(
+            model,
+            out,
+            target_bytes,
+            max_ppl_increase,
+            Settings(samples=samples, seqlen=seqlen, dtype=dtype),
+            text,
+            as_json,
+        )
+        return
     if recipe is not None:
         chosen = read_recipe(recipe)
     else:
         assert model is not None
         per_block = allocation if allocation in (None, "owl") else found_allocation(allocation)
-        settings = Settings(sparsity, pattern, score, format, propagate, samples, seqlen, dtype, per_block)
+        settings = Settings(sparsity, pattern, score, format, propagate, samples, seqlen, dtype, per_block, update)
         chosen = Recipe(model, settings, text)
     own = read_text(chosen.text) if chosen.text else None
     with _progress() as progress:
@@ -82,6 +102,28 @@ def compress_command(
     else:
         _show_layers(about, by_format=True)
         Console().print(f"wrote {folder}; next: gossamer evaluate {out}")
+
+
+def _auto(
+    model: str | None, out: Path, target_bytes: int | None, increase: float | None, base: Settings, text: Path | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    from gossamer.compress import auto_compress, read_text
+
+    if model is None:
+        raise ValueError("--auto needs a model")
+    with _progress() as progress:
+        own = read_text(text) if text else None
+        result = auto_compress(model, out, target_bytes, increase, base, own, progress=progress)
+    if as_json:
+        print(json.dumps(result))
+        return
+    table = Table("", "MB", "perplexity", "on the front")
+    for point in result["points"]:
+        row = (point["name"], f"{point['bytes'] / 1e6:.1f}", f"{point['perplexity']:.2f}")
+        table.add_row(*row, "yes" if point["front"] else "")
+    Console().print(table)
+    Console().print(f"chosen: {result['chosen']['name']}; wrote {out}; front: {out}.front.html")
 
 
 @app.command("evaluate")
