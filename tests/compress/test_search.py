@@ -45,16 +45,30 @@ SETTINGS = EvolutionSettings(population=8, generations=2, seed=1, finalists=2)
 
 def test_a_search_for_a_metric_is_reported_beside_its_rivals_and_is_resumed(tmp_path: Path) -> None:
     lines: list[str] = []
-    result = search_metric(tiny(), tmp_path, settings=SETTINGS, windows=windows(), ablate=True, log=lines.append)
+    result = search_metric(
+        tiny(), tmp_path, settings=SETTINGS, windows=windows(), ablate=True, correct=True, log=lines.append
+    )
     names = {row["name"] for row in result["candidates"]}
-    assert names >= {"wanda", "magnitude", "search", "random control", "no gradients", "classic", "screen only"}
+    assert names >= {
+        "wanda",
+        "magnitude",
+        "search",
+        "random control",
+        "no gradients",
+        "classic",
+        "screen only",
+        "sparsegpt",
+    }
     assert json.loads((tmp_path / "search.json").read_text()) == json.loads(json.dumps(result))
     for name in ("no gradients", "no inputs"):
         judged = " ".join(text for text, _, _ in result["runs"][name]["judged"])
         assert not set("GF" if name == "no gradients" else "XMVDQ") & set(judged)
     again: list[str] = []
     assert (
-        search_metric(tiny(), tmp_path, settings=SETTINGS, windows=windows(), ablate=True, log=again.append) == result
+        search_metric(
+            tiny(), tmp_path, settings=SETTINGS, windows=windows(), ablate=True, correct=True, log=again.append
+        )
+        == result
     )
     assert any("generation" in line for line in lines)
     assert not any("generation" in line for line in again)
@@ -64,7 +78,7 @@ def test_a_search_for_a_metric_is_reported_beside_its_rivals_and_is_resumed(tmp_
 
 @pytest.mark.parametrize("family", ["gpt2", "qwen2"])
 def test_a_search_for_an_allocation_keeps_the_budget_and_reports(tmp_path: Path, family: str) -> None:
-    result = search_allocation(tiny(family), tmp_path, 0.6, settings=SETTINGS, windows=windows())
+    result = search_allocation(tiny(family), tmp_path, 0.6, settings=SETTINGS, windows=windows(), correct=True)
     names = {row["name"] for row in result["candidates"]}
     assert names >= {"uniform", "straight line", "OWL", "function: search", "levels: search", "levels: random control"}
     for row in result["candidates"]:

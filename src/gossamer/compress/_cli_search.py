@@ -24,6 +24,7 @@ Generations = Annotated[int, typer.Option(help="Generations at most.")]
 Evaluations = Annotated[int, typer.Option(help="Perplexities at most.")]
 Minutes = Annotated[float | None, typer.Option(help="Begin no generation after so many minutes.")]
 Seed = Annotated[int, typer.Option(help="Of the search: the same seed gives the same search.")]
+Correct = Annotated[bool, typer.Option("--correct", help="Also report the best with SparseGPT's correction.")]
 Control = Annotated[bool, typer.Option(help="Also draw as many candidates at random.")]
 TextFile = Annotated[Path | None, typer.Option("--text", help="Calibrate and report on this instead of the default.")]
 SearchText = Annotated[list[Path] | None, typer.Option("--search-text", help="Judge candidates on this; repeatable.")]
@@ -45,6 +46,7 @@ def metric_command(
     minutes: Minutes = None,
     seed: Seed = 0,
     control: Control = True,
+    correct: Correct = False,
     text: TextFile = None,
     search_text: SearchText = None,
     device: Device = "cpu",
@@ -63,7 +65,7 @@ def metric_command(
     space = MetricSpace() if terminals is None else MetricSpace(tuple(terminals.replace(" ", "").split(",")))
     dense, windows = _prepare(model, device, text, search_text)
     result = search_metric(
-        dense, out, sparsity, Settings(pattern=pattern).n_of_m, settings, space, windows, control, ablations,
+        dense, out, sparsity, Settings(pattern=pattern).n_of_m, settings, space, windows, control, ablations, correct,
         _progress, _log(as_json),
     )  # fmt: skip
     _show(result, out, as_json)
@@ -82,6 +84,7 @@ def allocation_command(
     minutes: Minutes = None,
     seed: Seed = 0,
     control: Control = True,
+    correct: Correct = False,
     text: TextFile = None,
     search_text: SearchText = None,
     device: Device = "cpu",
@@ -100,7 +103,7 @@ def allocation_command(
     dense, windows = _prepare(model, device, text, search_text)
     kinds = by.replace(" ", "").split(",")
     result = search_allocation(
-        dense, out, sparsity, metric, kinds, settings, windows, control, _progress, _log(as_json)
+        dense, out, sparsity, metric, kinds, settings, windows, control, correct, _progress, _log(as_json)
     )
     _show(result, out, as_json)
 
