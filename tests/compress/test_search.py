@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from test_pipeline import main_exits, save_tiny
 from tiny_models import tiny_model, tiny_windows
 
 from gossamer.compress import (
@@ -15,6 +17,7 @@ from gossamer.compress import (
     MetricSpace,
     SearchWindows,
     SymbolicMetric,
+    read_about,
     search_allocation,
     search_metric,
 )
@@ -128,3 +131,24 @@ def test_a_folder_with_another_search_is_refused(tmp_path: Path) -> None:
     search_metric(tiny(), tmp_path, settings=SETTINGS, windows=windows(), control=False)
     with pytest.raises(ValueError, match="differing sparsity"):
         search_metric(tiny(), tmp_path, sparsity=0.6, settings=SETTINGS, windows=windows(), control=False)
+
+
+@pytest.mark.parametrize("verb", ["metric", "allocation"])
+def test_the_command_searches_and_compress_takes_what_it_found(tmp_path: Path, verb: str) -> None:
+    model = save_tiny(tmp_path / "dense", "llama")
+    for name in ("own", "other"):
+        letters = random.Random(name).choices("abcdefgh", k=4000)
+        (tmp_path / f"{name}.txt").write_text("\n\n".join("".join(letters[i : i + 80]) for i in range(0, 4000, 80)))
+    options = ["--text", str(tmp_path / "own.txt"), "--search-text", str(tmp_path / "other.txt"), "--seqlen", "32"]
+    small = ["--samples", "4", "--population", "6", "--generations", "1"]
+    found = tmp_path / "found"
+    assert main_exits(["search", verb, str(model), "--out", str(found), "--sparsity", "0.5", *options, *small]) == 0
+    assert (found / "report.html").is_file()
+    result = json.loads((found / "search.json").read_text())
+    how = ["--allocation", str(found / "search.json")]
+    if verb == "metric":
+        how = ["--score", next(row["formula"] for row in result["candidates"] if row["name"] == "search")]
+    making = ["--samples", "4", "--seqlen", "24", "--format", "bitmap", "--text", str(tmp_path / "own.txt")]
+    assert main_exits(["compress", str(model), "--out", str(tmp_path / "small"), *making, *how]) == 0
+    densities = [layer["density"] for layer in read_about(tmp_path / "small")["layers"]]
+    assert sum(densities) / len(densities) == pytest.approx(0.5, abs=0.05)
