@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from gossamer.compress._models import DenseModel
     from gossamer.compress._search import SearchWindows, WindowSizes
 
-app = typer.Typer(no_args_is_help=True, help="Search for the pruning metric or the layer allocation of one model.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Search for the pruning metric or the layer allocation of one model. Every verb takes --json.",
+)
 _err = Console(stderr=True)
 
 Model = Annotated[str, typer.Argument(help="A local folder, a GGUF file, a cached hub id, or smollm2-135m.")]
