@@ -19,7 +19,7 @@ from gossamer.compress._salr import SALRConfig, convert_
 from gossamer.compress._salr_files import load_finetuned, salr_layers
 
 EXAMPLES = [Example(f"{a}{b}\n", f"{b}{a}") for a in "abcdefgh" for b in "abcdefgh"]
-SETTINGS = TrainingSettings(steps=12, batch=8, lr=5e-3, residual_lr=5e-4, checkpoint_every=5)
+SETTINGS = TrainingSettings(steps=8, batch=8, lr=8e-3, residual_lr=8e-4, checkpoint_every=3)
 CONFIG = SALRConfig(rank=4, residual_rank=4)
 
 
@@ -82,7 +82,7 @@ def test_an_interrupted_training_goes_on_as_if_nothing_had_happened(tmp_path: Pa
     undisturbed = finetune(tiny(), tmp_path / "one", EXAMPLES, (), config, SETTINGS)
 
     def interrupt(what: str, done: int, total: int) -> None:
-        if what == "training" and done == 8:
+        if what == "training" and done == 5:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -94,7 +94,7 @@ def test_an_interrupted_training_goes_on_as_if_nothing_had_happened(tmp_path: Pa
 
 def test_a_run_with_other_settings_is_refused(tmp_path: Path) -> None:
     def interrupt(what: str, done: int, total: int) -> None:
-        if what == "training" and done == 6:
+        if what == "training" and done == 4:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -43,7 +43,7 @@ def windows() -> SearchWindows:
     return SearchWindows(tiny_windows(4, 16), texts, tiny_windows(3, 16, 5), {})
 
 
-SETTINGS = EvolutionSettings(population=8, generations=2, seed=1, finalists=2)
+SETTINGS = EvolutionSettings(population=5, generations=1, seed=1, finalists=1)
 
 
 def test_a_search_for_a_metric_is_reported_beside_its_rivals_and_is_resumed(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_the_command_searches_and_compress_takes_what_it_found(tmp_path: Path, v
         letters = random.Random(name).choices("abcdefgh", k=4000)
         (tmp_path / f"{name}.txt").write_text("\n\n".join("".join(letters[i : i + 80]) for i in range(0, 4000, 80)))
     options = ["--text", str(tmp_path / "own.txt"), "--search-text", str(tmp_path / "other.txt"), "--seqlen", "32"]
-    small = ["--samples", "4", "--population", "6", "--generations", "1"]
+    small = ["--samples", "2", "--population", "5", "--generations", "1", "--no-control"]
     found = tmp_path / "found"
     assert main_exits(["search", verb, str(model), "--out", str(found), "--sparsity", "0.5", *options, *small]) == 0
     assert (found / "report.html").is_file()

@@ -69,8 +69,8 @@ class Problem(Protocol[G]):
 class EvolutionSettings:
     """How to search.
 
-    population, generations, tournament, elites: as usual. cross, subtree mutation: a child is crossed with probability
-        ``cross`` and mutated with probability ``mutate``, at least one of the two.
+    population, generations, tournament, elites: as usual. cross, mutate: probabilities that a child is crossed and
+        that it is mutated; at least one of the two happens.
     scored: share of new genomes in a generation that are scored, best screens first; at 1 the screen is not used.
     trust: least rank correlation of screens with scores, over the first generation, with which screens are used at all;
         without them a generation breeds only as many children as it can score.
