@@ -133,7 +133,7 @@ def test_a_folder_with_another_search_is_refused(tmp_path: Path) -> None:
         search_metric(tiny(), tmp_path, sparsity=0.6, settings=SETTINGS, windows=windows(), control=False)
 
 
-@pytest.mark.parametrize("verb", ["metric", "allocation"])
+@pytest.mark.parametrize("verb", ["metric", pytest.param("allocation", marks=pytest.mark.slow)])
 def test_the_command_searches_and_compress_takes_what_it_found(tmp_path: Path, verb: str) -> None:
     model = save_tiny(tmp_path / "dense", "llama")
     for name in ("own", "other"):
