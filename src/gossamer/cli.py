@@ -31,6 +31,7 @@ _VERBS = {
     "compress": _Verb("gossamer.compress.cli", "Prune a language model and write it in compressed formats."),
     "evaluate": _Verb("gossamer.compress.cli", "Compare a compressed model with the dense one; write a report."),
     "generate": _Verb("gossamer.compress.cli", "Continue a prompt with a compressed or dense model."),
+    "finetune": _Verb("gossamer.compress.cli", "Fine-tune a model on a pruned base that stays compressed."),
     "inspect": _Verb("gossamer.compress.cli", "Show every layer's format, density and bytes."),
     "search": _Verb("gossamer.compress.cli", "Find the pruning metric or the layer allocation that suits a model."),
     "weights": _Verb("gossamer.weights.cli", "Pack a safetensors checkpoint into fewer bytes, bit for bit, and back."),
