@@ -1,0 +1,57 @@
+"""Clusters for deep learning: which policy, which sharing, which frequency, which load.
+
+In: a trace of jobs or requests and a cluster. Out: completion times, queues, utilisation, joules, and a report.
+
+- :class:`Job`, :class:`Profile`, :class:`StepTime`, :class:`Cluster`: what is scheduled, and on what.
+- :func:`simulate`: one event engine for all policies; :class:`Result`.
+- :class:`FIFO`, :class:`EasyBackfill`, :class:`SJF`, :class:`SRTF`, :class:`Tiresias`, :class:`Themis`,
+  :class:`GandivaLike`, :class:`FirstFitSharing`, :class:`BestSharingBenefit`: policies.
+- :func:`plan_pair`, :class:`InterferenceTable`: whether two jobs should share a GPU (SJF-BSBF, arXiv 2407.13088).
+"""
+
+from gossamer.cluster._applications import Application
+from gossamer.cluster._cluster import Cluster
+from gossamer.cluster._interference import ConstantInterference, InterferenceTable
+from gossamer.cluster._jobs import Job, Profile, check_jobs
+from gossamer.cluster._pair import PairPlan, SharingOption, finish_in_turn, finish_together, plan_pair
+from gossamer.cluster._simulate import Policy, Result, simulate
+from gossamer.cluster._step_time import StepTime
+from gossamer.cluster.policies.bsbf import BestSharingBenefit
+from gossamer.cluster.policies.easy import EasyBackfill
+from gossamer.cluster.policies.ffs import FirstFitSharing
+from gossamer.cluster.policies.fifo import FIFO
+from gossamer.cluster.policies.gandiva import GandivaLike
+from gossamer.cluster.policies.optimus import Optimus
+from gossamer.cluster.policies.sjf import SJF
+from gossamer.cluster.policies.srtf import SRTF
+from gossamer.cluster.policies.themis import Themis
+from gossamer.cluster.policies.tiresias import Tiresias
+
+__all__ = [
+    "FIFO",
+    "SJF",
+    "SRTF",
+    "Application",
+    "BestSharingBenefit",
+    "Cluster",
+    "ConstantInterference",
+    "EasyBackfill",
+    "FirstFitSharing",
+    "GandivaLike",
+    "InterferenceTable",
+    "Job",
+    "Optimus",
+    "PairPlan",
+    "Policy",
+    "Profile",
+    "Result",
+    "SharingOption",
+    "StepTime",
+    "Themis",
+    "Tiresias",
+    "check_jobs",
+    "finish_in_turn",
+    "finish_together",
+    "plan_pair",
+    "simulate",
+]

@@ -1,0 +1,135 @@
+"""SJF-BSBF (arXiv 2407.13088): shortest job first, with the best sharing benefit first, and no preemption ever.
+
+A job that does not find enough empty GPUs looks at every running job: would the two together, with the best sub-batch
+of the newcomer, finish earlier in the mean than one after the other? Only then is it a partner, and the best partners
+come first. Both questions have closed forms (``gossamer.cluster.plan_pair``). For partners of one class (same model,
+sub-batch and present slow-down) the answer is yes exactly above one remaining time, and the benefit falls with the
+remaining time, so a class sorted by expected end is read from one place on instead of being searched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+
+from gossamer.cluster._jobs import Profile
+from gossamer.cluster._pair import SharingOption, best_option, break_even, sharing_options
+from gossamer.cluster._queues import ending_after
+from gossamer.cluster._run import Run
+from gossamer.cluster._state import ClusterState
+
+
+@dataclass(frozen=True)
+class _Joining:
+    """How jobs of one class may join partners of one class: the options, and the break-even per second of A."""
+
+    options: list[SharingOption]
+    break_even: float
+
+
+@dataclass
+class BestSharingBenefit:
+    """Shortest job first; GPUs are shared where the pair theorem says that it pays.
+
+    substrates: ways of sharing to choose from. scaling: whether sub-batches below the full batch are tried.
+    ageing: as for :class:`SJF`.
+    """
+
+    substrates: tuple[str, ...] = ("time-slice",)
+    scaling: bool = True
+    ageing: float = 0.0
+    name: str = "bsbf"
+    interval: float | None = None
+    adapts_batch: bool = False
+    _joining: dict[tuple[object, ...], _Joining] = field(default_factory=dict, repr=False)
+
+    def order(self, run: Run) -> float:
+        """By remaining time."""
+        return run.remaining(run.since) + self.ageing * run.job.submit
+
+    def schedule(self, state: ClusterState) -> float | None:
+        """Start whatever fits or shares with benefit, in order."""
+        for run in state.pending.first_of_classes():
+            if not state.empty + state.single:
+                return None
+            gpus = state.packed(run.job.gpus)
+            if gpus is not None:
+                state.start(run, gpus)
+            elif state.interference is not None and state.empty + state.single >= run.job.gpus:
+                self._share(state, run)
+        return None
+
+    def _share(self, state: ClusterState, run: Run) -> None:
+        """Start ``run`` on all empty GPUs and those of its best partners, if together they are enough."""
+        taken = list(state.packed(state.empty) or ()) if state.empty else []
+        chosen: list[SharingOption] = []
+        for option, partner in self.partners(state, run):
+            chosen.append(option)
+            taken += list(partner.alone)[: run.job.gpus - len(taken)]
+            if len(taken) == run.job.gpus:
+                smallest = min(chosen, key=lambda option: option.sub_batch)
+                state.start(run, taken, smallest.sub_batch, smallest.substrate)
+                return
+
+    def partners(self, state: ClusterState, run: Run) -> Iterator[tuple[SharingOption, Run]]:
+        """Running jobs with which ``run`` shares with benefit, the best first, and how."""
+        now, t_a = state.now, run.remaining(state.now)
+        heads: list[tuple[float, Run, SharingOption, int, list[tuple[float, Run]], list[SharingOption]]] = []
+
+        def push(index: int, entries: list[tuple[float, Run]], options: list[SharingOption]) -> None:
+            end, partner = entries[index]
+            option, mean = best_option(options, t_a, end - now)
+            assert option is not None
+            heads.append((mean, partner, option, index, entries, options))
+
+        for profile, sub_batch, slowdown, entries in state.partners.classes():
+            joining = self._how(state, run, profile, sub_batch, slowdown, entries[0][1])
+            earliest = now + joining.break_even * t_a
+            if joining.options and entries[-1][0] > earliest:
+                push(ending_after(entries, earliest), entries, joining.options)
+        heapify(heads)
+        while heads:
+            _, partner, option, index, entries, options = heappop(heads)
+            yield option, partner
+            if index + 1 < len(entries):
+                end, following = entries[index + 1]
+                best, mean = best_option(options, t_a, end - now)
+                assert best is not None
+                heappush(heads, (mean, following, best, index + 1, entries, options))
+
+    def _how(
+        self, state: ClusterState, run: Run, profile: Profile | None, sub_batch: int, slowdown: float, example: Run
+    ) -> _Joining:
+        key = id(run.job.profile), run.job.gpus, id(profile), sub_batch, slowdown
+        known = self._joining.get(key)
+        if known is None:
+            known = self._joining[key] = self._work_out(state, run, profile, sub_batch, slowdown, example)
+        return known
+
+    def _work_out(
+        self, state: ClusterState, run: Run, profile: Profile | None, sub_batch: int, slowdown: float, example: Run
+    ) -> _Joining:
+        ours, interference = run.job.profile, state.interference
+        assert interference is not None
+        packed = state.cluster.packed(run.job.gpus)
+        theirs = profile.load(sub_batch) if profile is not None else ("", 1.0)
+        tried = (0,) if ours is None else ours.sub_batches() if self.scaling else (ours.batch,)
+        options: list[SharingOption] = []
+        for substrate in self.substrates:
+
+            def slowdowns(size: int, substrate: str = substrate) -> tuple[float, float] | None:
+                load = ours.load(size) if ours is not None else ("", 1.0)
+                factors = interference.factors(load, theirs, substrate)
+                # a partner that is slowed already is slowed further only by a worse newcomer
+                return None if factors is None else (factors[0], max(slowdown, factors[1]) / slowdown)
+
+            options += sharing_options(
+                tried,
+                stretch=lambda size: 1.0 if ours is None else ours.slowdown(size, packed, packed),
+                fits=lambda size: state.fits(run, example, size),
+                slowdowns=slowdowns,
+                substrate=substrate,
+            )
+        thresholds = [break_even(1.0, option.xi_a, option.xi_b, option.stretch) for option in options]
+        return _Joining(options, min(thresholds, default=0.0))
