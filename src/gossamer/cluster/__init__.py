@@ -22,6 +22,7 @@ from gossamer.cluster.policies.ffs import FirstFitSharing
 from gossamer.cluster.policies.fifo import FIFO
 from gossamer.cluster.policies.gandiva import GandivaLike
 from gossamer.cluster.policies.optimus import Optimus
+from gossamer.cluster.policies.pollux import Pollux
 from gossamer.cluster.policies.sjf import SJF
 from gossamer.cluster.policies.srtf import SRTF
 from gossamer.cluster.policies.themis import Themis
@@ -43,6 +44,7 @@ __all__ = [
     "Optimus",
     "PairPlan",
     "Policy",
+    "Pollux",
     "Profile",
     "Result",
     "SharingOption",

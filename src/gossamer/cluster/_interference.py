@@ -126,7 +126,7 @@ class InterferenceTable:
                 partner = ast.literal_eval(other) if other != "null" else None
                 if key[1] != 1 or partner is None or partner[1] != 1:
                     continue
-                both = _gavel_load(key[0]), _gavel_load(partner[0])
+                both = gavel_load(key[0]), gavel_load(partner[0])
                 if 0.0 in pair:
                     entries[both] = None
                 else:
@@ -134,7 +134,7 @@ class InterferenceTable:
         return cls(entries)
 
 
-def _gavel_load(name: str) -> Load:
+def gavel_load(name: str) -> Load:
     """``"LM (batch size 20)"`` as ``("LM", 20)``; jobs without a batch size count as 1."""
     model, _, rest = name.partition(" (batch size ")
     return model, float(rest.rstrip(")")) if rest else 1.0

@@ -88,6 +88,15 @@ class ClusterState:
                     return tuple(taken)
         raise AssertionError("there are enough empty GPUs, and yet they were not found")
 
+    def on_nodes(self, counts: Sequence[int]) -> tuple[int, ...]:
+        """So many empty GPUs of each node; ``ValueError`` where a node has not so many."""
+        taken: list[int] = []
+        for node, count in enumerate(counts):
+            if count > len(self._free[node]):
+                raise ValueError(f"node {node} has {len(self._free[node])} empty GPUs, and {count} were asked of it")
+            taken += self._some(node, count)
+        return tuple(taken)
+
     def _left(self, free: int, taken: Sequence[int]) -> list[int]:
         """Nodes with ``free`` empty GPUs of which none is taken."""
         used = {self.cluster.node(gpu) for gpu in taken}

@@ -1,0 +1,1 @@
+"""Published traces of clusters and services: one loader a file, and what their statistics say."""
