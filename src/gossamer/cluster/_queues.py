@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
-from heapq import heapify, heappop, heapreplace
 
 from gossamer.cluster._jobs import Profile
 from gossamer.cluster._run import Run
@@ -22,6 +21,7 @@ class Pending:
 
     def __init__(self) -> None:
         self._classes: dict[JobClass, list[tuple[float, Run]]] = {}
+        self._heads: list[tuple[float, Run]] = []
         self._count = 0
 
     def __len__(self) -> int:
@@ -33,29 +33,37 @@ class Pending:
 
     def add(self, run: Run) -> None:
         """Put a job in."""
-        insort(self._classes.setdefault(_job_class(run), []), (run.order, run))
+        entries, entry = self._classes.setdefault(_job_class(run), []), (run.order, run)
+        old = entries[0] if entries else None
+        insort(entries, entry)
         self._count += 1
+        if entries[0] is entry:
+            if old is not None:
+                del self._heads[bisect_left(self._heads, old)]
+            insort(self._heads, entry)
 
     def remove(self, run: Run) -> None:
         """Take a job out."""
-        entries = self._classes[_job_class(run)]
-        del entries[bisect_left(entries, (run.order, run))]
+        entries, entry = self._classes[_job_class(run)], (run.order, run)
+        place = bisect_left(entries, entry)
+        del entries[place]
         self._count -= 1
+        if place == 0:
+            del self._heads[bisect_left(self._heads, entry)]
+            if entries:
+                insort(self._heads, entries[0])
 
     def first_of_classes(self) -> Iterator[Run]:
         """Jobs in order, but of every class only until one of it is not started by whoever iterates.
 
         Equivalent to going through all of them where, within a class, a job can start only if the one before could.
         """
-        heads = [(*entries[0], entries) for entries in self._classes.values() if entries]
-        heapify(heads)
-        while heads:
-            _, run, entries = heads[0]
+        place = 0
+        while place < len(self._heads):
+            run = self._heads[place][1]
             yield run
-            if run.gpus and entries:  # it was started, so it is out of the queue
-                heapreplace(heads, (*entries[0], entries))
-            else:
-                heappop(heads)
+            if not run.gpus:  # where it was started, the next of its class has taken this place or a later one
+                place += 1
 
 
 def _job_class(run: Run) -> JobClass:

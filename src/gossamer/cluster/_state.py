@@ -20,6 +20,7 @@ class ClusterState:
     pending: jobs that wait, in the policy's order. running: jobs that run, in order of their last start.
     partners: running jobs by class, for policies that share. empty, single: GPUs without a job, and with one.
     residents: the jobs on each GPU. restarts: how often jobs were resumed.
+    changed: running jobs that started, gained a GPU for themselves or changed pace; whoever uses it clears it.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class ClusterState:
         self.empty = cluster.gpus
         self.single = 0
         self.restarts = 0
+        self.changed: dict[Run, None] = {}
         self.segments: list[tuple[Run, tuple[int, ...], float, float]] = []
         self._simulation = simulation
         self._restart_seconds, self._start_seconds = restart_seconds, start_seconds
@@ -227,6 +229,7 @@ class ClusterState:
                 self._give(gpu)
                 self.single -= 1
         partners, run.partners = run.partners, {}
+        self.changed.pop(run, None)
         run.gpus, run.placement, run.alone, run.speed = (), (), {}, 0.0
         self.partners.update(run, 0.0)
         if run.event is not None:
@@ -249,6 +252,7 @@ class ClusterState:
         due = max(now, run.ready) + max(0.0, ahead) / run.speed
         run.event = self._simulation.at(due, lambda: self._milestone(run))
         self.partners.update(run, run.expected_end(now))
+        self.changed[run] = None
 
     def _factor(self, run: Run, partner: Run) -> float:
         if self.interference is None:

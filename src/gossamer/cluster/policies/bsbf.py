@@ -9,7 +9,7 @@ remaining time, so a class sorted by expected end is read from one place on inst
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
@@ -42,6 +42,7 @@ class BestSharingBenefit:
     name: str = "bsbf"
     interval: float | None = None
     adapts_batch: bool = False
+    _short: dict[Run, int] = field(default_factory=dict, repr=False)
     _joining: dict[tuple[object, ...], _Joining] = field(default_factory=dict, repr=False)
 
     def order(self, run: Run) -> float:
@@ -50,15 +51,40 @@ class BestSharingBenefit:
 
     def schedule(self, state: ClusterState) -> float | None:
         """Start whatever fits or shares with benefit, in order."""
+        changed = list(state.changed)
+        state.changed.clear()
         for run in state.pending.first_of_classes():
             if not state.empty + state.single:
-                return None
-            gpus = state.packed(run.job.gpus)
-            if gpus is not None:
-                state.start(run, gpus)
-            elif state.interference is not None and state.empty + state.single >= run.job.gpus:
+                self._short.clear()  # what has changed was not looked at on behalf of the rest
+                break
+            if run.job.gpus <= state.empty:
+                gpus = state.packed(run.job.gpus)
+                assert gpus is not None
+                self._start(state, run, gpus)
+            elif state.interference is not None and self._may_have_enough(state, run, changed):
                 self._share(state, run)
         return None
+
+    def _may_have_enough(self, state: ClusterState, run: Run, changed: list[Run]) -> bool:
+        """Whether, since ``run`` was last short of GPUs, as many may have come up.
+
+        A partner that was none stays none while nothing happens to it, for its remaining time only falls. So only
+        those that changed are looked at, and a job that waits costs next to nothing.
+        """
+        if state.empty + state.single < run.job.gpus:
+            self._short.pop(run, None)
+            return False
+        short = self._short.get(run)
+        if short is None or state.empty:
+            return True
+        now, t_a = state.now, run.remaining(state.now)
+        for partner in (*changed, *state.changed):
+            if partner.alone:
+                joining = self._how(state, run, partner.job.profile, partner.sub_batch, partner.slowdown, partner)
+                if joining.options and partner.expected_end(now) > now + joining.break_even * t_a:
+                    short -= len(partner.alone)
+        self._short[run] = short
+        return short <= 0
 
     def _share(self, state: ClusterState, run: Run) -> None:
         """Start ``run`` on all empty GPUs and those of its best partners, if together they are enough."""
@@ -69,8 +95,15 @@ class BestSharingBenefit:
             taken += list(partner.alone)[: run.job.gpus - len(taken)]
             if len(taken) == run.job.gpus:
                 smallest = min(chosen, key=lambda option: option.sub_batch)
-                state.start(run, taken, smallest.sub_batch, smallest.substrate)
+                self._start(state, run, taken, smallest.sub_batch, smallest.substrate)
                 return
+        self._short[run] = run.job.gpus - len(taken)
+
+    def _start(
+        self, state: ClusterState, run: Run, gpus: Sequence[int], sub_batch: int = 0, substrate: str = "time-slice"
+    ) -> None:
+        self._short.pop(run, None)
+        state.start(run, gpus, sub_batch, substrate)
 
     def partners(self, state: ClusterState, run: Run) -> Iterator[tuple[SharingOption, Run]]:
         """Running jobs with which ``run`` shares with benefit, the best first, and how."""

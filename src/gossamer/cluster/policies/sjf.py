@@ -29,6 +29,7 @@ class SJF:
         for run in state.pending.first_of_classes():
             if not state.empty:
                 return
-            gpus = state.packed(run.job.gpus)
-            if gpus is not None:
+            if run.job.gpus <= state.empty:
+                gpus = state.packed(run.job.gpus)
+                assert gpus is not None
                 state.start(run, gpus)
