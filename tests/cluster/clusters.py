@@ -53,7 +53,9 @@ def occupancy(result):
 
 def most_at_once(stretches):
     """The largest number of jobs on a GPU at one time."""
-    changes = sorted((time, step) for begin, end, _ in stretches for time, step in ((begin, 1), (end, -1)) if end > begin)
+    changes = sorted(
+        (time, step) for begin, end, _ in stretches for time, step in ((begin, 1), (end, -1)) if end > begin
+    )
     level = most = 0
     for _, step in changes:
         level += step

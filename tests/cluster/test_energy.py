@@ -308,7 +308,8 @@ def test_the_published_errors_are_reproduced(data_file, gpu, file, published, ge
 
 @pytest.mark.data
 @pytest.mark.parametrize(
-    ("board", "saving", "largest", "errors"), [("gtx1080ti", 6.1, 15.1, (1.40, 0.84)), ("gtx2070s", 5.3, 11.7, (1.33, 0.77))]
+    ("board", "saving", "largest", "errors"),
+    [("gtx1080ti", 6.1, 15.1, (1.40, 0.84)), ("gtx2070s", 5.3, 11.7, (1.33, 0.77))],
 )
 def test_measured_boards_save_five_to_six_per_cent(data_file, board, saving, largest, errors):
     kernels = read_board(data_file(f"power/dvfs_job_schedule/{board}-dvfs-real-Performance-Power.csv"))

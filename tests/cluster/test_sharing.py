@@ -63,7 +63,8 @@ def best_possible(jobs, gpus, factors):
             ends = {name: left[name] / pace(name, on) for on in put for name in on}
             step = min(ends.values())
             after = {
-                name: todo - step * next((pace(name, on) for on in put if name in on), 0.0) for name, todo in left.items()
+                name: todo - step * next((pace(name, on) for on in put if name in on), 0.0)
+                for name, todo in left.items()
             }
             done = [name for name, end in ends.items() if end == step]
             explore(
@@ -96,7 +97,9 @@ def test_small_instances_are_near_the_best_possible_schedule():
     ratios = []
     for seed in range(150):
         jobs, factors = instance(seed)
-        pairs = {(a.id, b.id): factors.factors((a.id, 1.0), (b.id, 1.0))[0] for a, b in product(jobs, jobs) if a is not b}
+        pairs = {
+            (a.id, b.id): factors.factors((a.id, 1.0), (b.id, 1.0))[0] for a, b in product(jobs, jobs) if a is not b
+        }
         found = simulate(jobs, Cluster(1, 2), BestSharingBenefit(), factors).jct.mean()
         best = best_possible(jobs, 2, pairs)
         assert found >= best * (1 - 1e-9)

@@ -83,7 +83,9 @@ def test_first_in_first_out_on_one_gpu_is_lindleys_recursion():
 
 
 def test_energy_counts_busy_and_idle_gpus():
-    result = simulate([Job("a", 0.0, 2, 100.0), Job("b", 0.0, 1, 50.0)], Cluster(1, 4, busy_watts=200, idle_watts=20), SJF())
+    result = simulate(
+        [Job("a", 0.0, 2, 100.0), Job("b", 0.0, 1, 50.0)], Cluster(1, 4, busy_watts=200, idle_watts=20), SJF()
+    )
     assert result.energy() == pytest.approx(250 * 200 + 150 * 20)
 
 
@@ -174,7 +176,10 @@ def test_wrong_estimates_change_the_order_and_not_the_work():
         (dict(gpus=0), "gpus must be a whole number from 1 on"),
         (dict(id="first"), "its id was there before"),
         (dict(estimate=math.nan), "estimate must be positive"),
-        (dict(profile=Profile("m", StepTime(0, 1), 64, memory_per_sample=1000)), "needs 64000 MiB on a GPU, which has 16384"),
+        (
+            dict(profile=Profile("m", StepTime(0, 1), 64, memory_per_sample=1000)),
+            "needs 64000 MiB on a GPU, which has 16384",
+        ),
     ],
 )
 def test_a_wrong_job_is_named_by_its_row(bad, message):

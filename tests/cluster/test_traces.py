@@ -160,7 +160,9 @@ def test_gamma_and_zipf_fits_recover_what_was_drawn():
         fit = b.GammaGaps.fit(gaps)
         assert fit.shape == pytest.approx(0.25, rel=0.05)
         assert fit.rate == pytest.approx(7.0, rel=0.02)
-        fits.append(stats.kstest(gaps[:2000], stats.gamma(fit.shape, scale=1 / (fit.rate * fit.shape)).cdf).pvalue > 0.01)
+        fits.append(
+            stats.kstest(gaps[:2000], stats.gamma(fit.shape, scale=1 / (fit.rate * fit.shape)).cdf).pvalue > 0.01
+        )
         lengths = b.ZipfLengths(1.1, 1024).sample(100_000, seed)
         assert b.ZipfLengths.fit(lengths, 1024).exponent == pytest.approx(1.1, abs=0.02)
     assert np.mean(fits) >= 0.9
@@ -237,7 +239,9 @@ def test_a_busy_sample_and_its_profiles_follow_their_rules(tmp_path):
     rows = ["timestamp,duration,num_gpus,gpu_time,cluster"]
     for day in range(1, 11):
         for hour, count in ((3, 2), (10, 20), (12, 20)):
-            rows += [f"2017-10-{day:02d} {hour:02d}:00:{i:02d},{100 * (i + 1)},1,{100 * (i + 1)},vc" for i in range(count)]
+            rows += [
+                f"2017-10-{day:02d} {hour:02d}:00:{i:02d},{100 * (i + 1)},1,{100 * (i + 1)},vc" for i in range(count)
+            ]
     (tmp_path / "p.csv").write_text("\n".join(rows))
     jobs = read_philly(tmp_path / "p.csv")
     sample = busy_sample(jobs, 100, hours=4, seed=1)

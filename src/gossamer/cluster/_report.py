@@ -35,7 +35,11 @@ def write_report(results: Sequence[Result], path: str | os.PathLike[str], title:
         [
             ("Shortest mean completion", best.policy, _hours(best.jct.mean())),
             ("Its utilisation", f"{100 * best.utilisation():.0f} %", "GPUs with a job"),
-            ("Its energy", f"{best.energy() / 3.6e6:,.0f} kWh", f"{cluster.busy_watts:g} W busy, {cluster.idle_watts:g} W idle"),
+            (
+                "Its energy",
+                f"{best.energy() / 3.6e6:,.0f} kWh",
+                f"{cluster.busy_watts:g} W busy, {cluster.idle_watts:g} W idle",
+            ),
         ]
     )
     report.add_heading("Policies")
@@ -48,7 +52,9 @@ def write_report(results: Sequence[Result], path: str | os.PathLike[str], title:
     report.add_figure(_utilisation(results), "GPUs with at least one job.")
     for result in results:
         report.add_heading(f"Who ran where: {result.policy}")
-        note = "" if len(result.segments) <= _MOST_BARS else f" The first {_MOST_BARS:,} of {len(result.segments):,} runs."
+        note = (
+            "" if len(result.segments) <= _MOST_BARS else f" The first {_MOST_BARS:,} of {len(result.segments):,} runs."
+        )
         report.add_figure(_gantt(result), f"Two bars on one line of a GPU are two jobs that share it.{note}")
     report.add_json([result.summary() for result in results])
     return report.write(path)
@@ -104,17 +110,19 @@ def _utilisation(results: Sequence[Result]) -> Figure:
 
     figure = Figure()
     for result in results:
-        changes = [(time, gpu, step) for _, gpus, a, b in result.segments for gpu in gpus for time, step in ((a, 1), (b, -1))]
+        changes = [
+            (time, gpu, step) for _, gpus, a, b in result.segments for gpu in gpus for time, step in ((a, 1), (b, -1))
+        ]
         changes.sort()
         at = np.linspace(0, changes[-1][0], _POINTS)
-        on, busy, levels, place = np.zeros(result.cluster.gpus, dtype=int), 0, [], 0
+        on, busy, levels, place = [0] * result.cluster.gpus, 0, [], 0
         for time in at:
             while place < len(changes) and changes[place][0] <= time:
                 _, gpu, step = changes[place]
                 busy += (on[gpu] == 0) if step > 0 else -(on[gpu] == 1)
                 on[gpu] += step
                 place += 1
-            levels.append(int(busy))
+            levels.append(busy)
         figure.add_trace(Scatter(x=at / 3600, y=levels, name=result.policy, line_shape="hv"))
     figure.update_xaxes(title="time, h")
     figure.update_yaxes(title="GPUs in use", rangemode="tozero")
@@ -136,7 +144,14 @@ def _gantt(result: Result) -> Figure:
             text.append(f"{result.jobs[row].id}, {result.jobs[row].gpus} GPUs")
             colour.append(f"hsla({row * 137 % 360}, 55%, 55%, 0.6)")
     bars = Bar(
-        x=length, base=base, y=middle, width=thick, orientation="h", hovertext=text, hoverinfo="text", marker_color=colour
+        x=length,
+        base=base,
+        y=middle,
+        width=thick,
+        orientation="h",
+        hovertext=text,
+        hoverinfo="text",
+        marker_color=colour,
     )
     figure = Figure(bars)
     figure.update_layout(barmode="overlay", height=max(300, min(900, 12 * result.cluster.gpus)))

@@ -57,12 +57,13 @@ class Run:
 
     done: work done at ``since``. gpus: GPU numbers, empty while the job waits. slowdown: by sharing, gang-wide.
     partners: runs on the same GPUs, and on how many of them. alone: GPUs that this run has for itself.
-    ready: when a start or restart is through. service: GPU-seconds held. started, finished: times or None.
+    ready: when a start or restart is through. service: GPU-seconds held. turn: counts
+    starts of all jobs: of two jobs on a GPU the one with the higher turn came second. started, finished: times or None.
     """
 
     __slots__ = (
         "alone", "done", "event", "finished", "gpus", "held", "job", "number", "order", "partners", "placement", "ready",
-        "restarts", "service", "since", "slowdown", "speed", "started", "sub_batch", "substrate", "trainer",
+        "restarts", "service", "since", "slowdown", "speed", "started", "sub_batch", "substrate", "trainer", "turn",
     )  # fmt: skip
 
     def __init__(self, job: Job, number: int, trainer: Trainer) -> None:
@@ -75,7 +76,7 @@ class Run:
         self.slowdown, self.sub_batch, self.substrate = 1.0, 0, "time-slice"
         self.started: float | None = None
         self.finished: float | None = None
-        self.held, self.service, self.restarts = 0.0, 0.0, 0
+        self.held, self.service, self.restarts, self.turn = 0.0, 0.0, 0, 0
         self.order = 0.0
         self.event: Event | None = None
 

@@ -5,7 +5,7 @@ Moves take effect at once and are checked: gangs whole, memory respected, at mos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from gossamer.cluster._cluster import Cluster
 from gossamer.cluster._interference import Interference
@@ -42,6 +42,7 @@ class ClusterState:
         self.empty = cluster.gpus
         self.single = 0
         self.restarts = 0
+        self._turns = 0
         self.changed: dict[Run, None] = {}
         self.segments: list[tuple[Run, tuple[int, ...], float, float]] = []
         self._simulation = simulation
@@ -60,6 +61,10 @@ class ClusterState:
     def free_on(self, node: int) -> int:
         """GPUs of a node without a job."""
         return len(self._free[node])
+
+    def empty_on(self, node: int) -> Iterable[int]:
+        """Those GPUs themselves."""
+        return self._free[node]
 
     def packed(self, count: int) -> tuple[int, ...] | None:
         """``count`` empty GPUs on as few nodes as possible, fitting tightly; None where there are not so many."""
@@ -124,7 +129,8 @@ class ClusterState:
         self.running[run] = None
         profile = job.profile
         run.sub_batch = sub_batch or (profile.batch if profile is not None else 1)
-        run.substrate = substrate
+        self._turns += 1
+        run.substrate, run.turn = substrate, self._turns
         run.gpus, run.held, run.since = tuple(gpus), now, now
         run.placement = nodes_of(run.gpus, self.cluster.gpus_per_node)
         if run.started is None:
@@ -258,7 +264,7 @@ class ClusterState:
         if self.interference is None:
             return 1.0
         ours, theirs = load_of(run), load_of(partner)
-        later = run if (run.held, run.number) > (partner.held, partner.number) else partner
+        later = run if run.turn > partner.turn else partner
         factors = self.interference.factors(ours, theirs, later.substrate)
         if factors is None:
             raise ValueError(f"jobs {run.job.id!r} and {partner.job.id!r} are known not to work on one GPU")

@@ -124,7 +124,9 @@ def _fit_constants(nodes: NDArray, gpus: NDArray, batch: NDArray, compute: NDArr
     if not (gpus > 2).any():
         fix(3, _SLACK), fix(5, _SLACK)
     data = across, within, gpus, batch, np.log(compute), np.log(step)
-    found = minimize(_misfit, start, args=data, jac=True, method="L-BFGS-B", bounds=list(zip(lower, upper, strict=True)))
+    found = minimize(
+        _misfit, start, args=data, jac=True, method="L-BFGS-B", bounds=list(zip(lower, upper, strict=True))
+    )
     fitted = [float(value) for value in found.x]
     if not across.any():
         fitted[2] = max(fitted[2], 1.1 * fitted[4])
@@ -133,7 +135,13 @@ def _fit_constants(nodes: NDArray, gpus: NDArray, batch: NDArray, compute: NDArr
 
 
 def _misfit(
-    p: ArrayLike, across: NDArray, within: NDArray, gpus: NDArray, batch: NDArray, log_compute: NDArray, log_step: NDArray
+    p: ArrayLike,
+    across: NDArray,
+    within: NDArray,
+    gpus: NDArray,
+    batch: NDArray,
+    log_compute: NDArray,
+    log_step: NDArray,
 ) -> tuple[float, NDArray]:
     """Root mean square error of the two logarithms, with a pull to no overlap and no slope, and its gradient."""
     a_c, b_c, a_x, b_x, a_w, b_w, d = np.asarray(p)

@@ -69,7 +69,7 @@ class Schedule:
     def missed(self, tasks: Sequence[Task]) -> int:
         """How many tasks are late: none, or there is a bug."""
         return sum(
-            placed.end > task.deadline + _TOLERANCE * max(1.0, task.deadline)
+            bool(placed.end > task.deadline + _TOLERANCE * max(1.0, task.deadline))
             for placed, task in zip(self.placed, tasks, strict=True)
         )
 

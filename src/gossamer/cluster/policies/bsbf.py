@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
+from gossamer.cluster._interference import Factors, Load
 from gossamer.cluster._jobs import Profile
 from gossamer.cluster._pair import SharingOption, best_option, break_even, sharing_options
 from gossamer.cluster._queues import ending_after
@@ -88,16 +89,28 @@ class BestSharingBenefit:
 
     def _share(self, state: ClusterState, run: Run) -> None:
         """Start ``run`` on all empty GPUs and those of its best partners, if together they are enough."""
+        taken, chosen = self._choose(state, run)
+        if len(taken) == run.job.gpus:
+            smallest = min(chosen, key=lambda option: option.sub_batch)
+            self._start(state, run, taken, smallest.sub_batch, smallest.substrate)
+        else:
+            self._short[run] = run.job.gpus - len(taken)
+
+    def _choose(self, state: ClusterState, run: Run) -> tuple[Sequence[int], list[SharingOption]]:
+        """All empty GPUs and those of the best partners until they are enough, and how each partner is joined."""
         taken = list(state.packed(state.empty) or ()) if state.empty else []
         chosen: list[SharingOption] = []
         for option, partner in self.partners(state, run):
             chosen.append(option)
             taken += list(partner.alone)[: run.job.gpus - len(taken)]
             if len(taken) == run.job.gpus:
-                smallest = min(chosen, key=lambda option: option.sub_batch)
-                self._start(state, run, taken, smallest.sub_batch, smallest.substrate)
-                return
-        self._short[run] = run.job.gpus - len(taken)
+                break
+        return taken, chosen
+
+    def factors(self, state: ClusterState, a: Load, b: Load, substrate: str) -> Factors | None:
+        """The slow-downs that are counted with: here, those that the cluster has."""
+        assert state.interference is not None
+        return state.interference.factors(a, b, substrate)
 
     def _start(
         self, state: ClusterState, run: Run, gpus: Sequence[int], sub_batch: int = 0, substrate: str = "time-slice"
@@ -143,8 +156,7 @@ class BestSharingBenefit:
     def _work_out(
         self, state: ClusterState, run: Run, profile: Profile | None, sub_batch: int, slowdown: float, example: Run
     ) -> _Joining:
-        ours, interference = run.job.profile, state.interference
-        assert interference is not None
+        ours = run.job.profile
         packed = state.cluster.packed(run.job.gpus)
         theirs = profile.load(sub_batch) if profile is not None else ("", 1.0)
         tried = (0,) if ours is None else ours.sub_batches() if self.scaling else (ours.batch,)
@@ -153,7 +165,7 @@ class BestSharingBenefit:
 
             def slowdowns(size: int, substrate: str = substrate) -> tuple[float, float] | None:
                 load = ours.load(size) if ours is not None else ("", 1.0)
-                factors = interference.factors(load, theirs, substrate)
+                factors = self.factors(state, load, theirs, substrate)
                 # a partner that is slowed already is slowed further only by a worse newcomer
                 return None if factors is None else (factors[0], max(slowdown, factors[1]) / slowdown)
 

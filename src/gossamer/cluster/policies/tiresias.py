@@ -58,9 +58,7 @@ class Tiresias:
                 assert gpus is not None
                 state.start(run, gpus)
                 self._waiting_since.pop(run, None)
-        sinks = [
-            now + (self.threshold - self._attained(run, now)) / run.job.gpus for run in upper if run.gpus
-        ]
+        sinks = [now + (self.threshold - self._attained(run, now)) / run.job.gpus for run in upper if run.gpus]
         rises = [self._rises_at(run, now) for run in self._sunk if not run.gpus] if self.promote else []
         again = min([*sinks, *rises], default=math.inf)
         return again if again < math.inf else None

@@ -120,7 +120,12 @@ def gap_criteria(gaps: NDArray) -> dict[str, float]:
 
     gaps = np.asarray(gaps, dtype=float)
     gaps = gaps[gaps > 0]
-    families = {"exponential": stats.expon, "gamma": stats.gamma, "weibull": stats.weibull_min, "log-normal": stats.lognorm}
+    families = {
+        "exponential": stats.expon,
+        "gamma": stats.gamma,
+        "weibull": stats.weibull_min,
+        "log-normal": stats.lognorm,
+    }
     found = {}
     for name, family in families.items():
         parameters = family.fit(gaps, floc=0)

@@ -16,7 +16,18 @@ from gossamer.cluster.traces._rows import Row, csv_rows
 
 def read_helios(path: str | os.PathLike[str]) -> list[Job]:
     """Read a ``cluster_log.csv`` of Helios (Hu et al., SC 2021). Jobs without GPUs (CPU jobs) are left out."""
-    columns = ("job_id", "user", "vc", "gpu_num", "cpu_num", "node_num", "state", "submit_time", "start_time", "end_time")
+    columns = (
+        "job_id",
+        "user",
+        "vc",
+        "gpu_num",
+        "cpu_num",
+        "node_num",
+        "state",
+        "submit_time",
+        "start_time",
+        "end_time",
+    )
     jobs = []
     for row in csv_rows(path, columns, optional=("jobname", "duration", "queue")):
         gpus = row.whole("gpu_num")
@@ -71,7 +82,9 @@ def read_alibaba(path: str | os.PathLike[str]) -> list[Job]:
         if end < start:
             raise row.error(f"deletion_time {end:g} is before scheduled_time {start:g}")
         if end > start:
-            jobs.append(Job(row.text("name"), row.number("creation_time", 0), gpus, end - start, tenant=row.text("qos")))
+            jobs.append(
+                Job(row.text("name"), row.number("creation_time", 0), gpus, end - start, tenant=row.text("qos"))
+            )
     return _from_zero(jobs)
 
 

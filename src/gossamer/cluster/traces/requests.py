@@ -158,7 +158,10 @@ def _in_order(row: Row, times: list[float]) -> None:
 
 
 def _trace(
-    times: list[float], rows: list[tuple[int, int]], kind: tuple[str, ...] = (), prefix: tuple[tuple[int, ...], ...] = ()
+    times: list[float],
+    rows: list[tuple[int, int]],
+    kind: tuple[str, ...] = (),
+    prefix: tuple[tuple[int, ...], ...] = (),
 ) -> RequestTrace:
     arrival = np.array(times) - (times[0] if times else 0.0)
     tokens = np.array(rows, dtype=np.int64).reshape(-1, 2)
