@@ -1,6 +1,7 @@
 """Elastic jobs: a generated application with closed forms, and the published ones against published results."""
 
 import csv
+import itertools
 import json
 
 import numpy as np
@@ -79,7 +80,7 @@ def test_the_fit_recovers_the_constants():
         for nodes, gpus in ((1, 1), (1, 2), (1, 4), (2, 2), (2, 5), (2, 8), (4, 16)) for local in (8, 16, 32, 64)
     ]  # fmt: skip
     fitted = StepTime.fit(*zip(*rows, strict=True))
-    for nodes, gpus, local, compute, step in rows:
+    for _nodes, _gpus, local, compute, _step in rows:
         assert fitted.compute(local) == pytest.approx(compute, rel=0.02)
     errors = [abs(fitted.seconds(local, 1, gpus, nodes) / step - 1) for nodes, gpus, local, _, step in rows]
     assert np.mean(errors) < 0.12  # the fit is drawn towards little overlap, as published
@@ -148,7 +149,7 @@ def test_pollux_respects_its_rules_and_beats_a_random_allocation(app):
                 spans.setdefault(node, []).append((begin, end, row))
     for stretches in spans.values():
         stretches.sort()
-        assert all(a[1] <= b[0] for a, b in zip(stretches, stretches[1:], strict=False))
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(stretches))
     base = np.zeros((4, 3), dtype=np.int64)
     table = np.zeros((4, 4, 13))
     table[:, 1:, 1:] = np.sqrt(np.arange(1, 13))
@@ -186,7 +187,7 @@ def test_tiresias_completes_the_published_workloads_in_the_published_time(data_f
 def test_optimus_and_pollux_stand_to_tiresias_as_published(data_file):
     root = data_file("cluster/adaptdl_results/tiresias-1.0.json").parents[1]
     apps, cluster = read_applications(root / "adaptdl_throughput"), Cluster(16, 4)
-    mean = {policy: 0.0 for policy in (Tiresias, Optimus, Pollux)}
+    mean = dict.fromkeys((Tiresias, Optimus, Pollux), 0.0)
     for number in range(1, 9):
         for policy in mean:
             jobs = read_pollux(root / f"adaptdl_workloads/workloads/workload-{number}.csv", apps, cluster, elastic=True)

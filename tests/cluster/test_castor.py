@@ -105,7 +105,10 @@ def noisy_entries(truth, seed):
 def test_a_prediction_recovers_factors_of_its_own_form():
     rng = np.random.default_rng(0)
     loads = [(f"m{i}", float(batch)) for i in range(5) for batch in (8, 32)]
-    suffers, presses = dict(zip(loads, rng.uniform(0.5, 2, 10))), dict(zip(loads, rng.uniform(0.5, 2, 10)))
+    suffers, presses = (
+        dict(zip(loads, rng.uniform(0.5, 2, 10), strict=False)),
+        dict(zip(loads, rng.uniform(0.5, 2, 10), strict=False)),
+    )
     truth = {
         (a, b): (1 + 0.4 * suffers[a] * presses[b], 1 + 0.4 * suffers[b] * presses[a]) for a in loads for b in loads
     }

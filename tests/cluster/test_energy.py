@@ -1,7 +1,7 @@
 """The DVFS optimum against grids and SLSQP, schedules against bounds and exhaustive search, models against tables."""
 
 import math
-from itertools import permutations, product
+from itertools import pairwise, permutations, product
 
 import numpy as np
 import pytest
@@ -76,10 +76,10 @@ def test_a_limit_that_no_setting_meets_is_refused():
         model.optimal(0.9 * model.shortest())
 
 
-@pytest.mark.parametrize("bad", [dict(static=-1.0), dict(delta=1.5), dict(fixed=0.0, scaled=0.0), dict(core=math.nan)])
+@pytest.mark.parametrize("bad", [{"static": -1.0}, {"delta": 1.5}, {"fixed": 0.0, "scaled": 0.0}, {"core": math.nan}])
 def test_an_impossible_task_is_refused(bad):
     with pytest.raises(ValueError, match=r"must"):
-        DvfsModel(**(dict(static=1.0, memory=1.0, core=1.0, fixed=1.0, scaled=1.0, delta=0.5) | bad))
+        DvfsModel(**({"static": 1.0, "memory": 1.0, "core": 1.0, "fixed": 1.0, "scaled": 1.0, "delta": 0.5} | bad))
 
 
 @settings(max_examples=15)
@@ -130,7 +130,7 @@ def test_a_gpu_runs_one_task_at_a_time_and_the_joules_add_up(theta, per_node):
     nodes = {}
     for gpu, stretches in by_gpu.items():
         stretches.sort()
-        assert all(a[1] <= b[0] + 1e-6 for a, b in zip(stretches, stretches[1:], strict=False))
+        assert all(a[1] <= b[0] + 1e-6 for a, b in pairwise(stretches))
         busy += sum(end - start for start, end in stretches)
         nodes.setdefault(gpu // per_node, []).extend(stretches)
     for stretches in nodes.values():  # a node is on from its first task until it has slept, again and again
@@ -207,10 +207,10 @@ def test_wrong_tasks_and_schedulers_are_refused():
 
 
 def counters(**changed):
-    values = dict(
-        warps=4096.0, occupancy=0.9, instructions=400.0, l2_reads=65536.0, l2_writes=16384.0, dram_reads=60000.0,
-        dram_writes=15000.0, shared_loads=8192.0, shared_stores=8192.0, texture=0.0, double=0.0, branches=4096.0,
-    ) | changed  # fmt: skip
+    values = {
+        "warps": 4096.0, "occupancy": 0.9, "instructions": 400.0, "l2_reads": 65536.0, "l2_writes": 16384.0, "dram_reads": 60000.0,
+        "dram_writes": 15000.0, "shared_loads": 8192.0, "shared_stores": 8192.0, "texture": 0.0, "double": 0.0, "branches": 4096.0,
+    } | changed  # fmt: skip
     return KernelCounters(("kernel",), **{name: np.array([value]) for name, value in values.items()})
 
 

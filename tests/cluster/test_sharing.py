@@ -4,6 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from clusters import random_jobs, table
 
 from gossamer.cluster import (
     SJF,
@@ -16,7 +17,6 @@ from gossamer.cluster import (
     StepTime,
     simulate,
 )
-from clusters import random_jobs, table
 
 
 class LooksAtEverything(BestSharingBenefit):

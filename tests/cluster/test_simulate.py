@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from clusters import PROFILES, most_at_once, occupancy, random_jobs, table
 
 from gossamer.cluster import (
     FIFO,
@@ -23,7 +24,6 @@ from gossamer.cluster import (
     check_jobs,
     simulate,
 )
-from clusters import PROFILES, most_at_once, occupancy, random_jobs, table
 
 NEVER_MOVE = [FIFO, EasyBackfill, SJF, FirstFitSharing, BestSharingBenefit]
 PREEMPT = [SRTF, Tiresias, Themis, GandivaLike]
@@ -167,23 +167,23 @@ def test_wrong_estimates_change_the_order_and_not_the_work():
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (dict(submit=-1.0), r"job 'x' \(row 1\): submit must be a time from 0 on, got -1"),
-        (dict(submit=math.nan), "submit must be a time"),
-        (dict(submit=1.0), "submit 1 is before 5 of the row above"),
-        (dict(duration=0.0), "duration must be positive"),
-        (dict(duration=math.inf), "duration must be positive"),
-        (dict(gpus=17), "gpus 17 is more than the cluster's 16"),
-        (dict(gpus=0), "gpus must be a whole number from 1 on"),
-        (dict(id="first"), "its id was there before"),
-        (dict(estimate=math.nan), "estimate must be positive"),
+        ({"submit": -1.0}, r"job 'x' \(row 1\): submit must be a time from 0 on, got -1"),
+        ({"submit": math.nan}, "submit must be a time"),
+        ({"submit": 1.0}, "submit 1 is before 5 of the row above"),
+        ({"duration": 0.0}, "duration must be positive"),
+        ({"duration": math.inf}, "duration must be positive"),
+        ({"gpus": 17}, "gpus 17 is more than the cluster's 16"),
+        ({"gpus": 0}, "gpus must be a whole number from 1 on"),
+        ({"id": "first"}, "its id was there before"),
+        ({"estimate": math.nan}, "estimate must be positive"),
         (
-            dict(profile=Profile("m", StepTime(0, 1), 64, memory_per_sample=1000)),
+            {"profile": Profile("m", StepTime(0, 1), 64, memory_per_sample=1000)},
             "needs 64000 MiB on a GPU, which has 16384",
         ),
     ],
 )
 def test_a_wrong_job_is_named_by_its_row(bad, message):
-    job = dict(id="x", submit=6.0, gpus=1, duration=1.0) | bad
+    job = {"id": "x", "submit": 6.0, "gpus": 1, "duration": 1.0} | bad
     with pytest.raises(ValueError, match=message):
         simulate([Job("first", 5.0, 1, 1.0), Job(**job)], SMALL, FIFO())
 

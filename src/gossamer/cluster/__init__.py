@@ -24,7 +24,6 @@ from gossamer.cluster._simulate import Policy, Result, simulate
 from gossamer.cluster._step_time import StepTime
 from gossamer.cluster._sweep import sweep
 from gossamer.cluster.policies.bsbf import BestSharingBenefit
-
 from gossamer.cluster.policies.castor import Castor, TwoSubstrates
 from gossamer.cluster.policies.easy import EasyBackfill
 from gossamer.cluster.policies.ffs import FirstFitSharing
