@@ -31,6 +31,7 @@ _VERBS = {
     "compress": _Verb("gossamer.compress.cli", "Prune a language model and write it in compressed formats."),
     "evaluate": _Verb("gossamer.compress.cli", "Compare a compressed model with the dense one; write a report."),
     "generate": _Verb("gossamer.compress.cli", "Continue a prompt with a compressed or dense model."),
+    "serve": _Verb("gossamer.compress.cli", "Serve a model to programs that speak OpenAI's completions."),
     "inspect": _Verb("gossamer.compress.cli", "Show every layer's format, density and bytes."),
     "weights": _Verb("gossamer.weights.cli", "Pack a safetensors checkpoint into fewer bytes, bit for bit, and back."),
     "sparse": _Verb("gossamer.sparse.cli", "Plan the products of a sparse matrix; write a report."),

@@ -49,6 +49,7 @@ class Application:
     smallest_local: int
     largest_local: int
     _steps: dict[tuple[tuple[int, ...], int], tuple[float, float]] = field(default_factory=dict, repr=False)
+    _totals: dict[int, float] = field(default_factory=dict, repr=False)
 
     @classmethod
     def read(cls, folder: str | os.PathLike[str], epochs: int | None = None) -> Application:
@@ -167,28 +168,69 @@ class Application:
         step, sync = self.step(placement, local)
         return step + (step - sync) * (accumulation - 1)
 
+    def steps(self, size: int) -> float:
+        """Steps of ``size`` samples that the whole training takes."""
+        known = self._totals.get(size)
+        if known is None:
+            scale = size / self.initial_batch
+            epochs = np.diff([0.0, *self.boundaries])
+            known = sum(
+                float(progress) / gain_of(*self.gradients(size, epoch), scale) for epoch, progress in enumerate(epochs)
+            )
+            self._totals[size] = known
+        return known
+
     def duration(self, batch: int, placement: tuple[int, ...]) -> float:
         """Seconds of the whole training at a fixed batch and placement."""
-        seconds, total, before = self.seconds(batch, placement), 0.0, 0.0
-        local, accumulation = self.split(batch, sum(placement))
-        size = local * accumulation * sum(placement)
-        for epoch, boundary in enumerate(self.boundaries):
-            total += (boundary - before) * seconds / gain_of(*self.gradients(size, epoch), size / self.initial_batch)
-            before = boundary
-        return total
+        gpus = sum(placement)
+        local, accumulation = self.split(batch, gpus)
+        return self.steps(gpus * local * accumulation) * self.seconds(batch, placement)
 
 
-class ApplicationTrainer:
-    """An elastic job at work: speed changes with placement, batch and, epoch by epoch, the gradient's noise.
+class FixedBatchTrainer:
+    """An elastic job that keeps the batch of its owner: its work is counted in its own steps.
 
-    With ``adapts`` the job learns its step time from what it sees and chooses the batch of best goodput, as in Pollux;
-    else it keeps ``job.batch``.
+    A step is worth less or more from epoch to epoch, but how many steps the training takes is known beforehand. On a
+    number of GPUs that the batch does not divide by, a step is a little larger, and worth that much more in the mean.
     """
 
-    def __init__(self, job: Job, adapts: bool) -> None:
+    def __init__(self, job: Job) -> None:
+        assert job.application is not None
+        self._app, self._batch = job.application, job.batch
+        self.work = self._steps(job.gpus)
+        self._speed = 0.0
+
+    def _steps(self, gpus: int) -> float:
+        return self._app.steps(self._size(gpus))
+
+    def _size(self, gpus: int) -> int:
+        local, accumulation = self._app.split(self._batch, gpus)
+        return gpus * local * accumulation
+
+    def place(self, placement: tuple[int, ...], sub_batch: int) -> None:
+        """New GPUs, another time per step."""
+        worth = self.work / self._steps(sum(placement))
+        self._speed = worth / self._app.seconds(self._batch, placement)
+
+    def milestone(self, done: float) -> float:
+        """The end."""
+        return self.work
+
+    def speed(self, done: float) -> float:
+        """Steps per second."""
+        return self._speed
+
+
+class AdaptiveTrainer:
+    """An elastic job that chooses its batch: goodput changes with placement and, epoch by epoch, the gradient's noise.
+
+    The job learns its step time from what it sees and takes the batch of best goodput, as in Pollux. Work is counted
+    in steps at the initial batch size.
+    """
+
+    def __init__(self, job: Job) -> None:
         assert job.application is not None
         self.app = job.application
-        self.batch = 0 if adapts else job.batch
         self.work = self.app.boundaries[-1]
         self.epoch = 0
         self.local, self.accumulation = 0, 1
@@ -209,7 +251,10 @@ class ApplicationTrainer:
         """Steps of the initial batch size per second, which is goodput."""
         app, gpus = self.app, sum(self._placement)
         self.epoch = min(bisect_right(app.boundaries, done), app.epochs - 1)
-        self._choose_batch(gpus)
+        if self.fitted is None:
+            self.local, self.accumulation = app.split(max(app.initial_batch, app.smallest_local * gpus), gpus)
+        else:
+            self.local, self.accumulation = self.goodput().best_batch(len(self._placement), gpus)
         size = gpus * self.local * self.accumulation
         step, sync = app.step(self._placement, self.local)
         self.noise = app.gradients(size, self.epoch)
@@ -217,18 +262,9 @@ class ApplicationTrainer:
         seconds = step + (step - sync) * (self.accumulation - 1)
         return gain_of(*self.noise, size / app.initial_batch) / seconds
 
-    def _choose_batch(self, gpus: int) -> None:
-        app = self.app
-        if self.batch:
-            self.local, self.accumulation = app.split(self.batch, gpus)
-        elif self.fitted is None:
-            self.local, self.accumulation = app.split(max(app.initial_batch, app.smallest_local * gpus), gpus)
-        else:
-            self.local, self.accumulation = self.goodput().best_batch(len(self._placement), gpus)
-
     def _learn(self, gpus: int, step: float, sync: float) -> None:
         key = len(self._placement), gpus, self.local
-        if self.batch or key in self.seen:
+        if key in self.seen:
             return
         self.seen[key] = step - sync, step
         nodes, replicas, batches = zip(*self.seen, strict=True)

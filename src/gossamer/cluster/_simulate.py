@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from gossamer.cluster._applications import AdaptiveTrainer, FixedBatchTrainer
 from gossamer.cluster._cluster import Cluster
 from gossamer.cluster._interference import Interference
 from gossamer.cluster._jobs import Job, check_jobs
-from gossamer.cluster._run import FixedTrainer, Run
+from gossamer.cluster._run import FixedTrainer, Run, Trainer
 from gossamer.cluster._state import ClusterState
 from gossamer.core.events import Event, Simulation
 
@@ -198,11 +199,9 @@ class _Replay:
             )
         return self._result(perf_counter() - begin)
 
-    def _trainer(self, job: Job) -> FixedTrainer:
+    def _trainer(self, job: Job) -> Trainer:
         if job.application is not None:
-            from gossamer.cluster._applications import ApplicationTrainer
-
-            return ApplicationTrainer(job, self.policy.adapts_batch)  # type: ignore[return-value]
+            return AdaptiveTrainer(job) if self.policy.adapts_batch else FixedBatchTrainer(job)
         return FixedTrainer(job, self.cluster.packed(job.gpus))
 
     def _arrive(self, row: int) -> None:

@@ -165,6 +165,46 @@ def _statistics(requests: Any) -> dict[str, float]:
     }
 
 
+@_room.command("load")
+def load_command(
+    address: Annotated[str, typer.Argument(help="Of a service with OpenAI's completions, like http://127.0.0.1:8000.")],
+    trace: Annotated[Path | None, typer.Option(help="Send the requests of this trace, each at its time.")] = None,
+    speed: Annotated[float, typer.Option(help="So many times as fast as the trace.")] = 1.0,
+    rate: Annotated[float, typer.Option(help="Without a trace: requests per second.")] = 1.0,
+    burstiness: Annotated[float, typer.Option(help="Without a trace: 1 is Poisson, less is more bursty.")] = 1.0,
+    requests: Annotated[int, typer.Option(min=1, help="So many requests at most.")] = 100,
+    prompt: Annotated[int, typer.Option(min=1, help="Without a trace: tokens of a prompt.")] = 32,
+    output: Annotated[int, typer.Option(min=1, help="Without a trace: tokens to ask for.")] = 16,
+    model: Annotated[str, typer.Option(help="The model's name at the service.")] = "default",
+    seed: int = 0,
+    as_json: Json = False,
+) -> None:
+    """Load a service, every request at its time whatever became of those before, and show its latencies."""
+    import numpy as np
+
+    from gossamer.cluster.load import replay
+    from gossamer.cluster.traces import GammaGaps, RequestTrace, read_requests
+
+    if trace is not None:
+        sent = read_requests(trace).faster(speed)
+    else:
+        if not (rate > 0 and burstiness > 0):
+            raise ValueError(f"rate and burstiness must be positive, got {rate}, {burstiness}")
+        arrival = GammaGaps(burstiness, rate).sample(requests, seed)
+        sent = RequestTrace(arrival - arrival[0], np.full(requests, prompt), np.full(requests, output))
+    found = replay(sent, address, model, most=requests).summary()
+    if as_json:
+        print(json.dumps(found))
+        return
+    counts = [f"{found[key]:.4g} {key.replace('_', ' ')}" for key in found if not isinstance(found[key], dict)]
+    Console().print(", ".join(counts), highlight=False)
+    table = Table("ms", "mean", "p50", "p90", "p99", "max")
+    for name, row in found.items():
+        if isinstance(row, dict) and row:
+            table.add_row(name, *(shown_number(1000 * row[key]) for key in ("mean", "p50", "p90", "p99", "max")))
+    Console().print(table)
+
+
 @_room.command("energy")
 def energy_command(
     tasks: Annotated[int, typer.Option(min=1, help="Synthetic deadline tasks.")] = 3277,

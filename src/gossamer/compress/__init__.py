@@ -36,6 +36,7 @@ from gossamer.compress._settings import Settings
 from gossamer.compress._sparsegpt import sparsegpt
 from gossamer.compress._statistics import LinearStatistics
 from gossamer.compress._text import Text, calibration_windows, default_text, evaluation_windows, read_text
+from gossamer.compress._serve import run_server, start_server
 
 __all__ = [
     "Block",
@@ -73,4 +74,6 @@ __all__ = [
     "sparsegpt",
     "summarise_layers",
     "write_report",
+    "run_server",
+    "start_server",
 ]

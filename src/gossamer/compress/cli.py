@@ -1,4 +1,4 @@
-"""The verbs ``gossamer compress``, ``evaluate``, ``generate`` and ``inspect``."""
+"""The verbs ``gossamer compress``, ``evaluate``, ``generate``, ``serve`` and ``inspect``."""
 
 from __future__ import annotations
 
@@ -116,6 +116,23 @@ def generate_command(
     else:
         print()
         _err.print(f"{len(result.token_ids)} tokens, {result.tokens_per_second:.1f} tokens/s")
+
+
+@app.command("serve")
+def serve_command(
+    folder: Annotated[str, typer.Argument(help="A compressed folder, or any model that compress takes.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
+    context: Annotated[int, typer.Option(min=1, help="Positions to hold.")] = 2048,
+    as_json: Json = False,
+) -> None:
+    """Serve a model to programs that speak OpenAI's completions, one request at a time, until interrupted."""
+    from gossamer.compress import run_server
+
+    def ready(address: str) -> None:
+        print(json.dumps({"address": address}) if as_json else f"listening on {address}", flush=True)
+
+    run_server(folder, host, port, context, ready)
 
 
 @app.command("inspect")

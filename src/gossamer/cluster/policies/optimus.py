@@ -66,11 +66,5 @@ class Optimus:
         if app.name in self.single or gpus + 1 > batch // app.smallest_local:
             return 0.0
         packed = state.cluster.packed
-        return (app.seconds(batch, packed(gpus)) - app.seconds(batch, packed(gpus + 1))) * self._steps_left(state, run)
-
-    @staticmethod
-    def _steps_left(state: ClusterState, run: Run) -> float:
-        """Steps at the job's own batch; progress is counted in steps at the initial batch."""
-        app = run.job.application
-        assert app is not None
-        return (run.trainer.work - run.work_done(state.now)) * app.initial_batch / run.job.batch
+        steps_left = run.trainer.work - run.work_done(state.now)
+        return (app.seconds(batch, packed(gpus)) - app.seconds(batch, packed(gpus + 1))) * steps_left

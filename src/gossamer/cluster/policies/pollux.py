@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gossamer.cluster._applications import ApplicationTrainer
+from gossamer.cluster._applications import AdaptiveTrainer
 from gossamer.cluster._run import Run
 from gossamer.cluster._state import ClusterState
 
@@ -98,7 +98,7 @@ class Pollux:
         goodputs = known[1]
         return goodputs / max(goodputs[1, min(fair, self.largest_gang)], 1e-12)
 
-    def _goodputs(self, trainer: ApplicationTrainer, nodes: int, per_node: int) -> NDArray:
+    def _goodputs(self, trainer: AdaptiveTrainer, nodes: int, per_node: int) -> NDArray:
         table = np.zeros((nodes + 1, self.largest_gang + 1))
         on, gpus = np.meshgrid(np.arange(1, nodes + 1), np.arange(1, self.largest_gang + 1), indexing="ij")
         possible = (gpus >= on) & ((gpus <= per_node * on) | (on == 1))  # a fair share is thought of as on one node
@@ -131,7 +131,7 @@ class Pollux:
                 state.start(runs[row], state.on_nodes(wanted[row].tolist()))
 
 
-def _trainer(run: Run) -> ApplicationTrainer:
-    if not isinstance(run.trainer, ApplicationTrainer):
+def _trainer(run: Run) -> AdaptiveTrainer:
+    if not isinstance(run.trainer, AdaptiveTrainer):
         raise ValueError(f"pollux schedules elastic jobs only; job {run.job.id!r} has no application")
     return run.trainer
