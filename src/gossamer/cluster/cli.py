@@ -241,3 +241,80 @@ def energy_command(
     console.print(table)
     console.print(f"saved {100 * saving:.1f} % of at most {100 * most:.1f} % (every task at its own best setting)")
     print("Synthetic tasks; the best measured settings of two real boards save 5 to 6 %.", file=sys.stderr)
+
+
+@_room.command("run")
+def run_command(
+    jobs: Annotated[Path, typer.Argument(help="A YAML file with a list called jobs.")],
+    folder: Annotated[Path, typer.Option(help="Logs and checkpoints go here, a folder a job.")] = Path("runs"),
+    policy: Annotated[str, typer.Option(help="A policy without preemption.")] = "castor",
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs of each machine.")] = 1,
+    memory: Annotated[float, typer.Option(help="MiB of a GPU.")] = 16_384.0,
+    nodes: Annotated[int, typer.Option(min=1, help="Machines; above 1 the others start: gossamer cluster agent.")] = 1,
+    host: Annotated[str, typer.Option(help="Address for agents of other machines.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port for them; 0 takes a free one.")] = 0,
+    retries: Annotated[int, typer.Option(min=0, help="Times that a crashed job is queued again.")] = 2,
+    as_json: Json = False,
+) -> None:
+    """Run real training processes that share GPUs where that pays; crashed ones resume.
+
+    Exits with 1 if a job did not end well.
+    """
+    import asyncio
+    from dataclasses import asdict
+
+    from gossamer.cluster.runner import Agent, Controller, Outcome, read_specs
+
+    known = {name: maker for name, maker in policies().items() if name in ("fifo", "easy", "sjf", "ffs", "bsbf", "castor")}
+    if policy not in known:
+        raise ValueError(f"policy must be one of {', '.join(known)}, got {policy!r}")
+    console = Console(stderr=True)
+
+    def show(what: str, outcome: Outcome) -> None:
+        console.print(f"{outcome.name} {what}", highlight=False)
+
+    controller = Controller(read_specs(jobs), known[policy](), nodes, gpus, memory, retries=retries, on_change=show)
+
+    async def main() -> None:
+        ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        work = asyncio.create_task(controller.run(host, port, ready.set_result))
+        taken = await ready
+        if nodes > 1:
+            console.print(f"on every other machine: gossamer cluster agent {host} {taken} --secret {controller.secret}")
+        agent = asyncio.create_task(Agent(host, taken, list(range(gpus)), folder, controller.secret).run())
+        try:
+            await work
+        finally:
+            await agent
+
+    asyncio.run(main())
+    outcomes = list(controller.outcomes.values())
+    if as_json:
+        print(json.dumps({"policy": policy, "jobs": [asdict(outcome) for outcome in outcomes]}))
+    else:
+        table = Table("job", "started, s", "finished, s", "alone, s", "sub-batch", "crashes", "shared with", "code")
+        for o in outcomes:
+            times = [shown_number(value) for value in (o.start, o.finish, o.alone)]
+            table.add_row(o.name, *times, str(o.sub_batch), str(o.crashes), ", ".join(o.partners), str(o.code))
+        Console().print(table)
+    if not all(outcome.done for outcome in outcomes):
+        raise typer.Exit(1)
+
+
+@_room.command("agent")
+def agent_command(
+    host: Annotated[str, typer.Argument(help="Of the controller.")],
+    port: Annotated[int, typer.Argument(help="Of the controller.")],
+    secret: Annotated[str, typer.Option(help="What the controller shows when it starts.")],
+    folder: Annotated[Path, typer.Option(help="Logs and checkpoints go here.")] = Path("runs"),
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs to lend.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Lend this machine's GPUs to a controller until it is done."""
+    import asyncio
+
+    from gossamer.cluster.runner import Agent
+
+    asyncio.run(Agent(host, port, list(range(gpus)), folder, secret).run())
+    if as_json:
+        print(json.dumps({"done": True}))
