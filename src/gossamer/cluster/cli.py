@@ -265,7 +265,9 @@ def run_command(
 
     from gossamer.cluster.runner import Agent, Controller, Outcome, read_specs
 
-    known = {name: maker for name, maker in policies().items() if name in ("fifo", "easy", "sjf", "ffs", "bsbf", "castor")}
+    known = {
+        name: maker for name, maker in policies().items() if name in ("fifo", "easy", "sjf", "ffs", "bsbf", "castor")
+    }
     if policy not in known:
         raise ValueError(f"policy must be one of {', '.join(known)}, got {policy!r}")
     console = Console(stderr=True)

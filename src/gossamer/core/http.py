@@ -102,7 +102,7 @@ def _chunk(data: bytes) -> bytes:
 
 async def _headers(reader: asyncio.StreamReader) -> dict[str, str]:
     found = {}
-    while (line := (await reader.readline()).strip()):
+    while line := (await reader.readline()).strip():
         name, _, value = line.decode("latin-1").partition(":")
         found[name.strip().lower()] = value.strip()
     return found
@@ -174,20 +174,18 @@ async def _whole(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> by
 
 async def _parts(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> AsyncIterator[bytes]:
     if headers.get("transfer-encoding", "").lower() == "chunked":
-        while (size := int((await reader.readline()).split(b";")[0], 16)):
+        while size := int((await reader.readline()).split(b";")[0], 16):
             yield await reader.readexactly(size)
             await reader.readline()
         await reader.readline()
     elif "content-length" in headers:
         yield await reader.readexactly(int(headers["content-length"]))
     else:
-        while (part := await reader.read(1 << 16)):
+        while part := await reader.read(1 << 16):
             yield part
 
 
-async def _events(
-    reader: asyncio.StreamReader, headers: Mapping[str, str], on_event: Callable[[Any], object]
-) -> None:
+async def _events(reader: asyncio.StreamReader, headers: Mapping[str, str], on_event: Callable[[Any], object]) -> None:
     rest = b""
     async for part in _parts(reader, headers):
         *lines, rest = (rest + part).replace(b"\r\n", b"\n").split(b"\n")

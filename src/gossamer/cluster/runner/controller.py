@@ -101,7 +101,9 @@ class Controller:
         self._all_here, self._finished = asyncio.Event(), asyncio.Event()
         self._began = 0.0
 
-    async def run(self, host: str = "127.0.0.1", port: int = 0, on_ready: Callable[[int], object] | None = None) -> None:
+    async def run(
+        self, host: str = "127.0.0.1", port: int = 0, on_ready: Callable[[int], object] | None = None
+    ) -> None:
         """Take agents, profile what needs it, run everything, and let the agents go.
 
         on_ready: called with the port once agents can connect.
@@ -196,9 +198,7 @@ class Controller:
 
     async def _submit(self, spec: JobSpec, step: StepTime) -> None:
         await asyncio.sleep(max(0.0, self._began + spec.submit - time.monotonic()))
-        profile = Profile(
-            spec.model or spec.name, step, spec.batch, spec.memory_fixed, spec.memory_per_sample
-        )
+        profile = Profile(spec.model or spec.name, step, spec.batch, spec.memory_fixed, spec.memory_per_sample)
         alone = spec.iterations * step.seconds(spec.batch)
         self._tick()
         job = Job(spec.name, self._state.now, spec.gpus, alone, profile)
@@ -227,7 +227,13 @@ class Controller:
 
     @staticmethod
     def _tell(
-        worker: _Worker, spec: JobSpec, gpus: Sequence[int], sub_batch: int, iterations: int, resume: bool, profile: bool
+        worker: _Worker,
+        spec: JobSpec,
+        gpus: Sequence[int],
+        sub_batch: int,
+        iterations: int,
+        resume: bool,
+        profile: bool,
     ) -> None:
         send(
             worker.writer, kind="launch", job=spec.name, command=list(spec.command), env=dict(spec.env), gpus=list(gpus),

@@ -1,9 +1,9 @@
 """For training scripts: exact gradient accumulation, progress, and checkpoints that a re-queued job resumes from.
 
-    session = TrainingSession()
-    step = AccumulatingStep(model, optimizer, loss_of, session.sub_batch)
-    for iteration in session.iterations(model, optimizer):
-        step(inputs, targets)
+session = TrainingSession()
+step = AccumulatingStep(model, optimizer, loss_of, session.sub_batch)
+for iteration in session.iterations(model, optimizer):
+    step(inputs, targets)
 """
 
 from __future__ import annotations
