@@ -140,9 +140,8 @@ def _errors(device: str, bench: Bench) -> Iterator[Row]:
             alone[name] = seconds / done
         for a, b in combinations_with_replacement(JOBS, 2):
             shared = pair.run([(a, forever, TOGETHER_SECONDS), (b, forever, TOGETHER_SECONDS)])
-            xi_a, xi_b = (
-                max(1.0, seconds / done / alone[name]) for (done, seconds), name in zip(shared, (a, b), strict=True)
-            )
+            slowed = {0: alone[a], 1: alone[b]}
+            xi_a, xi_b = (max(1.0, seconds / done / slowed[side]) for side, (done, seconds) in enumerate(shared))
             counts = [max(10, round(share * RUN_SECONDS / alone[name])) for share, name in ((0.4, a), (0.8, b))]
             ends = pair.run([(a, counts[0], 600.0), (b, counts[1], 600.0)])
             predicted = finish_together(counts[0] * alone[a], counts[1] * alone[b], xi_a, xi_b)

@@ -50,6 +50,7 @@ _EXTRAS = {
     "scipy": "sparse",
     "plotly": "report",
     "joblib": "cluster",
+    "yaml": "cluster",
     "cuda": "gpu",
     "triton": "gpu",
 }

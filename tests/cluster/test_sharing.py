@@ -51,7 +51,7 @@ def best_possible(jobs, gpus, factors):
             best = total
             return
         choices = [()]
-        for name in waiting:
+        for _ in waiting:
             choices = [(*chosen, where) for chosen in choices for where in (None, *range(gpus))]
         for chosen in choices:
             put = [list(on) for on in places]

@@ -60,12 +60,14 @@ class PredictedInterference:
         sensitivity = dict.fromkeys({a for a, _, _ in pairs}, 0.0)
         pressure = dict.fromkeys({b for _, b, _ in pairs}, 0.0)
         for _ in range(50):
-            for effect, other, mine in ((sensitivity, pressure, 0), (pressure, sensitivity, 1)):
-                sums: dict[Load, list[float]] = {load: [] for load in effect}
-                for pair in pairs:
-                    sums[pair[mine]].append(pair[2] - mean - other[pair[1 - mine]])
-                for load, rest in sums.items():
-                    effect[load] = sum(rest) / (len(rest) + pull)
+            left: dict[Load, list[float]] = {load: [] for load in sensitivity}
+            for a, b, value in pairs:
+                left[a].append(value - mean - pressure[b])
+            sensitivity = {load: sum(rest) / (len(rest) + pull) for load, rest in left.items()}
+            left = {load: [] for load in pressure}
+            for a, b, value in pairs:
+                left[b].append(value - mean - sensitivity[a])
+            pressure = {load: sum(rest) / (len(rest) + pull) for load, rest in left.items()}
         return cls(mean, sensitivity, pressure)
 
     def factors(self, a: Load, b: Load, substrate: str = "time-slice") -> Factors | None:

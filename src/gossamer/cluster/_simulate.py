@@ -33,9 +33,17 @@ class Policy(Protocol):
     elastic jobs choose their batch themselves.
     """
 
-    name: str
-    interval: float | None
-    adapts_batch: bool
+    @property
+    def name(self) -> str:
+        """For tables."""
+
+    @property
+    def interval(self) -> float | None:
+        """Seconds between rounds."""
+
+    @property
+    def adapts_batch(self) -> bool:
+        """Whether elastic jobs choose their batch."""
 
     def order(self, run: Run) -> float:
         """The place of a job in the queue, fixed while it waits: smaller is earlier."""

@@ -118,11 +118,14 @@ def _fit_constants(nodes: NDArray, gpus: NDArray, batch: NDArray, compute: NDArr
         fix(0, float(compute.mean()) / 2)
     across, within = nodes > 1, (nodes == 1) & (gpus > 1)
     if not across.any():
-        fix(2, _SLACK), fix(3, _SLACK)
+        fix(2, _SLACK)
+        fix(3, _SLACK)
     if not within.any():
-        fix(4, _SLACK), fix(5, _SLACK)
+        fix(4, _SLACK)
+        fix(5, _SLACK)
     if not (gpus > 2).any():
-        fix(3, _SLACK), fix(5, _SLACK)
+        fix(3, _SLACK)
+        fix(5, _SLACK)
     data = across, within, gpus, batch, np.log(compute), np.log(step)
     found = minimize(
         _misfit, start, args=data, jac=True, method="L-BFGS-B", bounds=list(zip(lower, upper, strict=True))

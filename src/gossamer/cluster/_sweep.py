@@ -18,20 +18,22 @@ def sweep(
     interference: Interference | None = None,
     workers: int = 1,
     ray_address: str | None = None,
-    **costs: float,
+    restart_seconds: float = 30.0,
+    start_seconds: float = 0.0,
 ) -> list[list[Result]]:
     """Replay every trace under every policy: one list of results (in the order of policies) per trace.
 
     policies: makers of fresh policies, like the classes themselves, because a policy remembers.
     workers: processes; with ``ray_address`` tasks of that Ray cluster instead.
-    costs: ``restart_seconds`` and ``start_seconds`` of :func:`simulate`.
+    restart_seconds, start_seconds: as :func:`simulate`.
 
     Raises:
         ValueError: as :func:`simulate`. ModuleNotFoundError: more than one worker needs joblib, Ray needs ray.
     """
+    costs = restart_seconds, start_seconds
     pairs = [(trace, policy) for trace in traces for policy in policies]
     if workers == 1 and ray_address is None:
-        flat = [simulate(trace, cluster, policy(), interference, **costs) for trace, policy in pairs]
+        flat = [simulate(trace, cluster, policy(), interference, *costs) for trace, policy in pairs]
     else:
         flat = list(_parallel(pairs, cluster, interference, workers, ray_address, costs))
     return [flat[begin : begin + len(policies)] for begin in range(0, len(flat), len(policies))]
@@ -43,11 +45,11 @@ def _parallel(
     interference: Interference | None,
     workers: int,
     ray_address: str | None,
-    costs: dict[str, float],
+    costs: tuple[float, float],
 ) -> Any:
     from joblib import Parallel, delayed, parallel_config
 
-    tasks = (delayed(simulate)(trace, cluster, policy(), interference, **costs) for trace, policy in pairs)
+    tasks = (delayed(simulate)(trace, cluster, policy(), interference, *costs) for trace, policy in pairs)
     if ray_address is None:
         return Parallel(n_jobs=workers)(tasks)
     import ray

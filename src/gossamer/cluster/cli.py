@@ -34,7 +34,7 @@ def policies() -> dict[str, Callable[[], Policy]]:
     """Policies for rigid jobs, by name."""
     from gossamer import cluster
 
-    makers = (
+    makers: tuple[Callable[[], Policy], ...] = (
         cluster.FIFO, cluster.EasyBackfill, cluster.SJF, cluster.SRTF, cluster.Tiresias, cluster.Themis,
         cluster.GandivaLike, cluster.FirstFitSharing, cluster.BestSharingBenefit, cluster.Castor,
     )  # fmt: skip

@@ -32,11 +32,11 @@ from gossamer.compress._memory import Resident, resident_memory
 from gossamer.compress._models import DenseModel, load_dense
 from gossamer.compress._pipeline import choose_format, compress
 from gossamer.compress._prune import prune
+from gossamer.compress._serve import run_server, start_server
 from gossamer.compress._settings import Settings
 from gossamer.compress._sparsegpt import sparsegpt
 from gossamer.compress._statistics import LinearStatistics
 from gossamer.compress._text import Text, calibration_windows, default_text, evaluation_windows, read_text
-from gossamer.compress._serve import run_server, start_server
 
 __all__ = [
     "Block",
@@ -70,10 +70,10 @@ __all__ = [
     "read_about",
     "read_text",
     "resident_memory",
+    "run_server",
     "set_dense_weight",
     "sparsegpt",
+    "start_server",
     "summarise_layers",
     "write_report",
-    "run_server",
-    "start_server",
 ]

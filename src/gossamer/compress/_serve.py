@@ -10,6 +10,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Any
 
 from gossamer.compress._checkpoint import load_any
@@ -124,7 +125,5 @@ def run_server(
         async with server:
             await server.serve_forever()
 
-    try:
+    with suppress(KeyboardInterrupt):
         asyncio.run(main())
-    except KeyboardInterrupt:
-        pass

@@ -44,8 +44,8 @@ class Board:
         model = DvfsModel.fit(core, memory, self.milliseconds, self.watts)
         time = model.fixed + model.scaled * (model.delta / core + (1 - model.delta) / memory)
         power = model.static + model.memory * memory + model.core * (2 * (core - 0.5) ** 2 + 0.5) ** 2 * core
-        errors = [100 * float(np.abs(a / b - 1).mean()) for a, b in ((time, self.milliseconds), (power, self.watts))]
-        return model, *errors
+        of_time, of_power = (np.abs(a / b - 1).mean() for a, b in ((time, self.milliseconds), (power, self.watts)))
+        return model, 100 * float(of_time), 100 * float(of_power)
 
 
 def read_board(path: str | os.PathLike[str]) -> list[Board]:

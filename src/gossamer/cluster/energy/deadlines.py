@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gossamer.cluster.energy.dvfs import WIDE, DvfsModel, Interval, Setting
 
@@ -229,7 +230,10 @@ class _Node:
 
 
 def synthetic_tasks(
-    count: int, seed: int, utilisation: tuple[float, float] = (0.25, 0.75), arrivals: Sequence[float] | None = None
+    count: int,
+    seed: int,
+    utilisation: tuple[float, float] = (0.25, 0.75),
+    arrivals: Sequence[float] | NDArray | None = None,
 ) -> list[Task]:
     """Tasks drawn from the confidence intervals of the published GTX 1080 Ti fit, with a deadline for each.
 

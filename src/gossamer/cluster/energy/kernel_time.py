@@ -164,7 +164,8 @@ def read_nvprof(path: str | os.PathLike[str], scored_only: bool = False) -> Meas
     Raises:
         ValueError: a column is missing or a number cannot be read, by line.
     """
-    rows = list(csv.DictReader(Path(path).open(newline="", encoding="utf-8")))
+    with Path(path).open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
     names = ["appName", "coreF", "memF", "time/ms", *(name for choice in _NVPROF.values() for name in choice)]
     missing = [name for name in names if rows and name not in rows[0]]
     if missing or not rows:

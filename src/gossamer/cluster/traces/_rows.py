@@ -15,7 +15,7 @@ def open_text(path: str | os.PathLike[str]) -> io.TextIOBase:
     """Open for reading; a name that ends in .gz is unpacked."""
     path = Path(path)
     if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8", newline="")  # type: ignore[return-value]
+        return gzip.open(path, "rt", encoding="utf-8", newline="")
     return path.open(encoding="utf-8", newline="")
 
 

@@ -139,7 +139,7 @@ def read_burstgpt(path: str | os.PathLike[str], sort: bool = False) -> RequestTr
         kinds.append(f"{model}, {kind}")
     if sort:
         order = np.argsort(times, kind="stable")
-        times, rows, kinds = ([column[index] for index in order] for column in (times, rows, kinds))  # type: ignore
+        times, rows, kinds = ([column[index] for index in order] for column in (times, rows, kinds))
     return _trace(times, rows, tuple(kinds))
 
 
