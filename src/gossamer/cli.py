@@ -50,7 +50,6 @@ _EXTRAS = {
     "scipy": "sparse",
     "plotly": "report",
     "joblib": "cluster",
-    "yaml": "cluster",
     "cuda": "gpu",
     "triton": "gpu",
 }

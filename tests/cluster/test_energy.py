@@ -209,8 +209,8 @@ def test_wrong_tasks_and_schedulers_are_refused():
 def counters(**changed):
     values = {
         "warps": 4096.0, "occupancy": 0.9, "instructions": 400.0, "l2_reads": 65536.0, "l2_writes": 16384.0,
-        "dram_reads": 60000.0, "dram_writes": 15000.0, "shared_loads": 8192.0, "shared_stores": 8192.0, "texture": 0.0, "double": 0.0,
-        "branches": 4096.0,
+        "dram_reads": 60000.0, "dram_writes": 15000.0, "shared_loads": 8192.0, "shared_stores": 8192.0, "texture": 0.0,
+        "double": 0.0, "branches": 4096.0,
     } | changed  # fmt: skip
     return KernelCounters(("kernel",), **{name: np.array([value]) for name, value in values.items()})
 

@@ -58,8 +58,10 @@ def read_specs(path: str | os.PathLike[str]) -> list[JobSpec]:
     Raises:
         ValueError: no such list, an unknown or wrong field, or a name twice; the job is named.
     """
-    import yaml
-
+    try:
+        import yaml
+    except ModuleNotFoundError:
+        raise ValueError("reading a job file needs PyYAML: pip install 'gossamer[cluster]'") from None
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
