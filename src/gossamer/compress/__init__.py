@@ -61,6 +61,7 @@ from gossamer.compress._search import (
     search_windows,
 )
 from gossamer.compress._search_html import write_search_report
+from gossamer.compress._serve import run_server, start_server
 from gossamer.compress._settings import Settings
 from gossamer.compress._simplify import rank_form, simplify
 from gossamer.compress._sparsegpt import sparsegpt
@@ -132,6 +133,7 @@ __all__ = [
     "read_recipe",
     "read_text",
     "resident_memory",
+    "run_server",
     "same_ranking",
     "save_finetuned",
     "search_allocation",
@@ -141,6 +143,7 @@ __all__ = [
     "sign_times_scale",
     "simplify",
     "sparsegpt",
+    "start_server",
     "summarise_layers",
     "truncated_residual",
     "write_report",

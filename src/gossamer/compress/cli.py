@@ -1,4 +1,4 @@
-"""The verbs ``gossamer compress``, ``evaluate``, ``generate`` and ``inspect``."""
+"""The verbs ``gossamer compress``, ``evaluate``, ``generate``, ``serve`` and ``inspect``."""
 
 from __future__ import annotations
 
@@ -227,6 +227,23 @@ def finetune_command(
     for name in ("nll_before", "nll_after", "base_bytes", "adapter_bytes", "dense_bytes"):
         table.add_row(name.replace("_", " "), _cell(result[name]))
     Console().print(table)
+
+
+@app.command("serve")
+def serve_command(
+    folder: Annotated[str, typer.Argument(help="A compressed folder, or any model that compress takes.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
+    context: Annotated[int, typer.Option(min=1, help="Positions to hold.")] = 2048,
+    as_json: Json = False,
+) -> None:
+    """Serve a model to programs that speak OpenAI's completions, one request at a time, until interrupted."""
+    from gossamer.compress import run_server
+
+    def ready(address: str) -> None:
+        print(json.dumps({"address": address}) if as_json else f"listening on {address}", flush=True)
+
+    run_server(folder, host, port, context, ready)
 
 
 @app.command("inspect")
