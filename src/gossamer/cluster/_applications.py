@@ -66,16 +66,13 @@ class Application:
         grouped: dict[tuple[int, ...], list[tuple[float, ...]]] = {}
         for placement, *numbers in rows:
             grouped.setdefault(tuple(map(int, placement)), []).append(tuple(map(float, numbers)))
-        placements = {
-            placement: tuple(np.array(column) for column in zip(*sorted(times), strict=True))
-            for placement, times in grouped.items()
-        }
+        placements = {placement: _three_columns(np.array(sorted(times))) for placement, times in grouped.items()}
         columns = ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time")
         scalability = np.array(_table(folder / "scalability.csv", columns), dtype=float)
         validated = {}
         for path in folder.glob("validation-*.csv"):
             table = np.array(_table(path, ("progress", "grad_sqr", "grad_var")), dtype=float)
-            validated[int(path.stem.split("-")[1])] = tuple(table.T)
+            validated[int(path.stem.split("-")[1])] = _three_columns(table)
         if not validated:
             raise FileNotFoundError(f"{folder} has no validation-*.csv")
         locals_ = [int(batch) for batches, _, _ in placements.values() for batch in batches]
@@ -84,7 +81,7 @@ class Application:
             epochs=epochs or EPOCHS.get(folder.name) or min(len(table[0]) for table in validated.values()),
             placements=placements,
             scalability=scalability,
-            validated=dict(sorted(validated.items())),  # type: ignore[arg-type]
+            validated=dict(sorted(validated.items())),
             smallest_local=min(locals_),
             largest_local=_LARGEST_LOCAL.get(folder.name, max(locals_)),
         )
@@ -277,6 +274,11 @@ class AdaptiveTrainer:
         app = self.app
         limits = app.initial_batch, app.largest_batch, app.smallest_local, app.largest_local
         return Goodput(self.fitted, self.noise, *limits)
+
+
+def _three_columns(table: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    first, second, third = table.T
+    return first, second, third
 
 
 def _table(path: Path, columns: tuple[str, ...]) -> list[tuple[str, ...]]:
