@@ -204,18 +204,20 @@ class ClusterState:
 
     def _take(self, gpu: int) -> None:
         node = gpu // self.cluster.gpus_per_node
-        free = self._free[node]
-        del self._by_free[len(free)][node]
+        free, by_free = self._free[node], self._by_free
+        count = len(free)
+        del by_free[count][node]
         del free[gpu]
-        self._by_free[len(free)][node] = None
+        by_free[count - 1][node] = None
         self.empty -= 1
 
     def _give(self, gpu: int) -> None:
         node = gpu // self.cluster.gpus_per_node
-        free = self._free[node]
-        del self._by_free[len(free)][node]
+        free, by_free = self._free[node], self._by_free
+        count = len(free)
+        del by_free[count][node]
         free[gpu] = None
-        self._by_free[len(free)][node] = None
+        by_free[count + 1][node] = None
         self.empty += 1
 
     def _leave(self, run: Run) -> None:
