@@ -33,7 +33,8 @@ _PROFILE_STEPS = 20
 class Outcome:
     """What became of a job; times in seconds since the controller began.
 
-    alone: expected seconds alone. sub_batch: the smallest that it ran with. partners: names of jobs that it shared a GPU with. code: of the last exit.
+    alone: expected seconds alone. sub_batch: the smallest that it ran with. partners: names of jobs that it shared a GPU
+    with. code: of the last exit.
     """
 
     name: str
