@@ -31,9 +31,10 @@ models = st.builds(
 
 def on_a_grid(model, interval, limit=math.inf, steps=400):
     """Least energy over a dense grid of settings, core clock as high as the voltage allows."""
-    v = np.linspace(*interval.voltage, steps)[:, None]
+    slowest, fastest = (np.sqrt((v - 0.5) / 2) + 0.5 for v in interval.voltage)
+    core = np.linspace(slowest, fastest, steps)[:, None]  # even in the clock, which is steep in the voltage
+    v = 2 * (core - 0.5) ** 2 + 0.5
     m = np.linspace(*interval.memory, steps)[None, :]
-    core = np.sqrt((v - 0.5) / 2) + 0.5
     time = model.fixed + model.scaled * (model.delta / core + (1 - model.delta) / m)
     energy = (model.static + model.memory * m + model.core * v**2 * core) * time
     return np.where(time <= limit, energy, np.inf).min()

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -45,6 +44,11 @@ def served(handler):
         asyncio.set_event_loop(loop)
         loop.run_until_complete(start())
         loop.run_forever()
+        waiting = asyncio.all_tasks(loop)
+        for task in waiting:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*waiting, return_exceptions=True))
+        loop.close()
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
@@ -170,11 +174,3 @@ def test_the_command_shows_latencies():
         found = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
         assert (found["requests"], found["failed"]) == (20, 0)
         assert "lateness" in CliRunner().invoke(app, arguments).stdout
-
-
-@pytest.fixture
-def tiny_model(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "compress"))
-    import tiny_models
-
-    return tiny_models

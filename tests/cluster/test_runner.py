@@ -77,9 +77,9 @@ def weights(folder, name):
 def test_shared_and_crashed_jobs_train_what_they_train_alone(tmp_path):
     """Two jobs share a device, one with sub-batches; one is killed half-way, queued again, and resumes."""
     specs = [
-        JobSpec("steady", SCRIPT, iterations=60, batch=8, seconds=0.04, env={"PAUSE": "0.04"}),
+        JobSpec("steady", SCRIPT, iterations=50, batch=8, seconds=0.04, env={"PAUSE": "0.04"}),
         JobSpec(
-            "killed", SCRIPT, iterations=30, batch=8, seconds=0.04, env={"CRASH_AT": "15", "PAUSE": "0.04"},
+            "killed", SCRIPT, iterations=24, batch=8, seconds=0.04, env={"CRASH_AT": "12", "PAUSE": "0.04"},
             memory_per_sample=2100.0,
         ),
     ]  # fmt: skip

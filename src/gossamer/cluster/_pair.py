@@ -112,8 +112,9 @@ def plan_pair(options: Iterable[SharingOption], full_batch: int, t_a: float, t_b
     """Share or wait (Algorithm 1 of SJF-BSBF): the best sub-batch together against full batches in turn.
 
     >>> options = [SharingOption(64, 1.0, 1.9, 1.8), SharingOption(32, 1.1, 1.2, 1.2)]
-    >>> plan_pair(options, 64, t_a=60.0, t_b=100.0)
-    PairPlan(share=True, sub_batch=32, mean_finish=96.2)
+    >>> plan = plan_pair(options, 64, t_a=60.0, t_b=100.0)
+    >>> plan.share, plan.sub_batch, round(plan.mean_finish, 1)
+    (True, 32, 96.2)
     """
     best, together = best_option(options, t_a, t_b)
     in_turn = finish_in_turn(t_a, t_b)

@@ -204,18 +204,20 @@ class ClusterState:
 
     def _take(self, gpu: int) -> None:
         node = gpu // self.cluster.gpus_per_node
-        free = self._free[node]
-        del self._by_free[len(free)][node]
+        free, by_free = self._free[node], self._by_free
+        count = len(free)
+        del by_free[count][node]
         del free[gpu]
-        self._by_free[len(free)][node] = None
+        by_free[count - 1][node] = None
         self.empty -= 1
 
     def _give(self, gpu: int) -> None:
         node = gpu // self.cluster.gpus_per_node
-        free = self._free[node]
-        del self._by_free[len(free)][node]
+        free, by_free = self._free[node], self._by_free
+        count = len(free)
+        del by_free[count][node]
         free[gpu] = None
-        self._by_free[len(free)][node] = None
+        by_free[count + 1][node] = None
         self.empty += 1
 
     def _leave(self, run: Run) -> None:
@@ -237,7 +239,8 @@ class ClusterState:
         partners, run.partners = run.partners, {}
         self.changed.pop(run, None)
         run.gpus, run.placement, run.alone, run.speed = (), (), {}, 0.0
-        self.partners.update(run, 0.0)
+        if self.interference is not None:
+            self.partners.update(run, 0.0)
         if run.event is not None:
             run.event.cancel()
             run.event = None
@@ -250,15 +253,16 @@ class ClusterState:
         now = self.now
         run.done = run.work_done(now)
         run.since = now
-        run.slowdown = max((self._factor(run, partner) for partner in run.partners), default=1.0)
+        run.slowdown = max(self._factor(run, partner) for partner in run.partners) if run.partners else 1.0
         run.speed = run.trainer.speed(run.done) / run.slowdown
         if run.event is not None:
             run.event.cancel()
         ahead = run.trainer.milestone(run.done) - run.done
         due = max(now, run.ready) + max(0.0, ahead) / run.speed
         run.event = self._simulation.at(due, lambda: self._milestone(run))
-        self.partners.update(run, run.expected_end(now))
-        self.changed[run] = None
+        if self.interference is not None:  # without it nobody shares
+            self.partners.update(run, run.expected_end(now))
+            self.changed[run] = None
 
     def _factor(self, run: Run, partner: Run) -> float:
         if self.interference is None:

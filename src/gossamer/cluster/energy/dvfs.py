@@ -75,7 +75,7 @@ class DvfsModel:
     >>> task.default.energy
     19000.0
     >>> best = task.optimal()
-    >>> best.energy < 0.7 * task.default.energy, best.time > task.default.time
+    >>> best.energy < 0.75 * task.default.energy, best.time > task.default.time
     (True, True)
     """
 

@@ -38,8 +38,8 @@ class Tiresias:
         """Sink and raise jobs, choose who runs, preempt the others; look again when the next job would sink."""
         now = state.now
         self._sunk = {run: None for run in self._sunk if run.finished is None}
-        active = sorted([*state.running, *state.pending], key=lambda run: run.number)
-        for run in active:
+        active = sorted([*state.running, *state.pending])
+        for run in sorted(state.running):
             if run not in self._sunk and self._attained(run, now) >= self.threshold:
                 self._sunk[run] = None
         self._raise(state)
@@ -58,7 +58,11 @@ class Tiresias:
                 assert gpus is not None
                 state.start(run, gpus)
                 self._waiting_since.pop(run, None)
-        sinks = [now + (self.threshold - self._attained(run, now)) / run.job.gpus for run in upper if run.gpus]
+        sinks = [
+            now + (self.threshold - self._attained(run, now)) / run.job.gpus
+            for run in state.running
+            if run not in self._sunk
+        ]
         rises = [self._rises_at(run, now) for run in self._sunk if not run.gpus] if self.promote else []
         again = min([*sinks, *rises], default=math.inf)
         return again if again < math.inf else None

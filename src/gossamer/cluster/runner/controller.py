@@ -33,7 +33,8 @@ _PROFILE_STEPS = 20
 class Outcome:
     """What became of a job; times in seconds since the controller began.
 
-    alone: expected seconds alone. partners: names of jobs that it shared a GPU with. code: of the last exit.
+    alone: expected seconds alone. sub_batch: the smallest that it ran with. partners: names of jobs that it shared a GPU
+    with. code: of the last exit.
     """
 
     name: str
@@ -216,7 +217,7 @@ class Controller:
         """A policy has started a run."""
         spec, outcome = self._specs[run.job.id], self.outcomes[run.job.id]
         outcome.start = self._state.now if math.isnan(outcome.start) else outcome.start
-        outcome.sub_batch = run.sub_batch
+        outcome.sub_batch = min(outcome.sub_batch or run.sub_batch, run.sub_batch)
         for partner in run.partners:
             outcome.partners.append(partner.job.id)
             self.outcomes[partner.job.id].partners.append(run.job.id)
