@@ -61,7 +61,7 @@ def saving_over_bound(bench: Bench) -> Iterator[Row]:
             default = EDL(interval=interval, scale=False).schedule(tasks)
             saving, most = 1 - ours.total / default.total, 1 - ours.bound / ours.default
             note = f"saves {100 * saving:.1f} % of at most {100 * most:.1f} %; {ours.missed(tasks)} late"
-            yield bench.value(f"{name}, utilisation {load}", saving / most, "share", note=note)
+            yield bench.value(f"{name}, utilisation {load}", float(saving / most), "share", note=note)
     tasks = synthetic_tasks(3277, seed=1)
     for per_node, theta in ((4, 1.0), (4, 0.7), (16, 1.0), (16, 0.7)):
         edl = EDL(theta=theta, gpus_per_node=per_node)
@@ -70,7 +70,7 @@ def saving_over_bound(bench: Bench) -> Iterator[Row]:
         saving, most = 1 - ours.total / default.total, 1 - ours.bound / ours.default
         note = f"saves {100 * saving:.1f} % of at most {100 * most:.1f} %"
         case = f"wide, nodes of {per_node}, theta {theta}"
-        yield bench.value(case, saving / most, "share", counted=False, note=note)
+        yield bench.value(case, float(saving / most), "share", counted=False, note=note)
     for board, clocks in DEFAULT_CLOCKS.items():
         try:
             path = data_file(f"power/dvfs_job_schedule/{board}-dvfs-real-Performance-Power.csv")

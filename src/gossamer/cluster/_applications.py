@@ -79,7 +79,7 @@ class Application:
         return cls(
             name=folder.name,
             epochs=epochs or EPOCHS.get(folder.name) or min(len(table[0]) for table in validated.values()),
-            placements=placements,  # type: ignore[arg-type]
+            placements=placements,
             scalability=scalability,
             validated=dict(sorted(validated.items())),
             smallest_local=min(locals_),
