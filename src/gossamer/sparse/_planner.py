@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -179,7 +180,7 @@ def possible_ways(matrix: SparseMatrix) -> list[str]:
     else:
         ways = ["rows"]
         if matrix.dtype in (torch.float32, torch.float64):
-            ways += ["torch", "scipy"]
+            ways += ["torch", "scipy"] if find_spec("scipy") else ["torch"]
     if matrix.shape[0] * matrix.shape[1] * matrix.dtype.itemsize <= _DENSE_LIMIT:
         ways.append("dense")
     return ways
@@ -189,7 +190,7 @@ def _raced(matrix: SparseMatrix, n: int, threads: int, ways: list[str]) -> dict[
     """Seconds of each way, timed now unless a matrix of this class was timed before on this machine."""
     table, key = _table(), _class_of(matrix, n, threads)
     known = table.get(key, {})
-    if not set(ways) <= set(known):
+    if not set(ways) <= set(known):  # another environment of this machine may have timed fewer
         plain = matrix.with_values(matrix.values.detach())
         generator = torch.Generator().manual_seed(0)  # torch's own stays as it is: a seeded training is replayed
         dense = torch.randn(matrix.shape[1], n, generator=generator).to(matrix.dtype)
