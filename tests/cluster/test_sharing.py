@@ -139,3 +139,17 @@ def test_profiles_divide_their_batch_exactly():
         sub_batches = Profile("m", StepTime(0, 1), batch).sub_batches()
         assert sub_batches[0] == batch and sub_batches[-1] == 1
         assert all(batch % size == 0 for size in sub_batches)
+
+
+def test_a_gang_takes_a_sub_batch_that_suits_all_its_partners():
+    """The best sub-batch beside one partner does not fit beside the other: no start is tried that would be refused."""
+    gang = Profile("gang", StepTime(0.001, 0.001), 4)
+    one, two = Profile("one", StepTime(0, 1), 1), Profile("two", StepTime(0, 1), 1)
+    entries = {
+        (("gang", 4.0), ("one", 1.0)): (2.0, 2.0), (("gang", 2.0), ("one", 1.0)): (1.1, 1.1),
+        (("gang", 1.0), ("one", 1.0)): (2.0, 2.0), (("gang", 4.0), ("two", 1.0)): (1.1, 1.1),
+        (("gang", 2.0), ("two", 1.0)): None, (("gang", 1.0), ("two", 1.0)): (1.2, 1.2),
+    }  # fmt: skip
+    jobs = [Job("one", 0, 1, 500, one), Job("two", 0, 1, 500, two), Job("gang", 1, 2, 100, gang)]
+    result = simulate(jobs, Cluster(1, 2), BestSharingBenefit(), InterferenceTable(entries))
+    assert result.finish[2] < np.inf

@@ -16,6 +16,7 @@ from gossamer.cluster import (
     EasyBackfill,
     FirstFitSharing,
     GandivaLike,
+    InterferenceTable,
     Job,
     Profile,
     StepTime,
@@ -201,6 +202,9 @@ def test_bad_moves_are_refused():
     with pytest.raises(ValueError, match="do not fit on one GPU"):
         heavy = Profile("m", StepTime(0, 1), 1, memory_fixed=9000)
         simulate([Job(name, 0, 1, 1, heavy) for name in "ab"], SMALL, Wrong())
+    with pytest.raises(ValueError, match="do not fit on one GPU"):
+        never = InterferenceTable({(("m", 1.0), ("m", 1.0)): None})
+        simulate([Job(name, 0, 1, 1, Profile("m", StepTime(0, 1), 1)) for name in "ab"], SMALL, Wrong(), never)
     with pytest.raises(ValueError, match="leaves 1 jobs waiting for ever"):
         simulate([Job("a", 0, 2, 1)], SMALL, type("Idle", (FIFO,), {"schedule": lambda self, state: None})())
 

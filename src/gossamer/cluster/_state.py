@@ -123,7 +123,7 @@ class ClusterState:
                 given twice or has two jobs, the memory or the pair does not fit, or ``sub_batch`` does not divide
                 the batch.
         """
-        self._check(run, gpus, sub_batch)
+        self._check(run, gpus, sub_batch, substrate)
         now, job = self.now, run.job
         self.pending.remove(run)
         self.running[run] = None
@@ -177,7 +177,7 @@ class ClusterState:
 
     # -- the rest is the engine's --------------------------------------------------------------------------------
 
-    def _check(self, run: Run, gpus: Sequence[int], sub_batch: int) -> None:
+    def _check(self, run: Run, gpus: Sequence[int], sub_batch: int, substrate: str) -> None:
         job = run.job
         if run.gpus or run.finished is not None:
             raise ValueError(f"job {job.id!r} does not wait, so it cannot be started")
@@ -192,8 +192,16 @@ class ClusterState:
             residents = self.residents[gpu]
             if len(residents) > 1:
                 raise ValueError(f"GPU {gpu} has two jobs already; job {job.id!r} cannot be the third")
-            if residents and not self.fits(run, residents[0], sub_batch):
+            if residents and not self._works(run, residents[0], sub_batch, substrate):
                 raise ValueError(f"jobs {job.id!r} and {residents[0].job.id!r} do not fit on one GPU")
+
+    def _works(self, run: Run, partner: Run, sub_batch: int, substrate: str) -> bool:
+        """Whether both fit in memory and the pair is not known to fail."""
+        if not self.fits(run, partner, sub_batch):
+            return False
+        profile = run.job.profile
+        load = profile.load(sub_batch or profile.batch) if profile is not None else load_of(run)
+        return self.interference is None or self.interference.factors(load, load_of(partner), substrate) is not None
 
     def fits(self, run: Run, partner: Run, sub_batch: int = 0) -> bool:
         """Whether both jobs' memory fits on one GPU."""

@@ -18,7 +18,7 @@ from gossamer.cluster._jobs import Profile
 from gossamer.cluster._pair import SharingOption, best_option, break_even, sharing_options
 from gossamer.cluster._queues import ending_after
 from gossamer.cluster._run import Run
-from gossamer.cluster._state import ClusterState
+from gossamer.cluster._state import ClusterState, load_of
 
 
 @dataclass(frozen=True)
@@ -90,18 +90,29 @@ class BestSharingBenefit:
     def _share(self, state: ClusterState, run: Run) -> None:
         """Start ``run`` on all empty GPUs and those of its best partners, if together they are enough."""
         taken, chosen = self._choose(state, run)
-        if len(taken) == run.job.gpus:
-            smallest = min(chosen, key=lambda option: option.sub_batch)
-            self._start(state, run, taken, smallest.sub_batch, smallest.substrate)
-        else:
+        if len(taken) < run.job.gpus:
             self._short[run] = run.job.gpus - len(taken)
+            return
+        options = sorted({option for option, _ in chosen}, key=lambda option: option.sub_batch)
+        partners = {partner for _, partner in chosen}
+        for option in options:  # one sub-batch for the gang: the smallest that was chosen and suits every partner
+            if all(self._suits(state, run, partner, option) for partner in partners):
+                self._start(state, run, taken, option.sub_batch, option.substrate)
+                return
+        self._short[run] = 1
 
-    def _choose(self, state: ClusterState, run: Run) -> tuple[Sequence[int], list[SharingOption]]:
+    def _suits(self, state: ClusterState, run: Run, partner: Run, option: SharingOption) -> bool:
+        ours = run.job.profile
+        load = ours.load(option.sub_batch) if ours is not None else load_of(run)
+        works = self.factors(state, load, load_of(partner), option.substrate) is not None
+        return works and state.fits(run, partner, option.sub_batch)
+
+    def _choose(self, state: ClusterState, run: Run) -> tuple[Sequence[int], list[tuple[SharingOption, Run]]]:
         """All empty GPUs and those of the best partners until they are enough, and how each partner is joined."""
         taken = list(state.packed(state.empty) or ()) if state.empty else []
-        chosen: list[SharingOption] = []
+        chosen: list[tuple[SharingOption, Run]] = []
         for option, partner in self.partners(state, run):
-            chosen.append(option)
+            chosen.append((option, partner))
             taken += list(partner.alone)[: run.job.gpus - len(taken)]
             if len(taken) == run.job.gpus:
                 break

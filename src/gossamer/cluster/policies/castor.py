@@ -77,7 +77,7 @@ class Castor(BestSharingBenefit):
         self._joining.clear()  # beliefs have changed, and with them what pays
         self._short.clear()
 
-    def _choose(self, state: ClusterState, run: Run) -> tuple[Sequence[int], list[SharingOption]]:
+    def _choose(self, state: ClusterState, run: Run) -> tuple[Sequence[int], list[tuple[SharingOption, Run]]]:
         """One node for the whole gang where there is one, else the best partners anywhere."""
         need, per_node = run.job.gpus, state.cluster.gpus_per_node
         if self.consolidate and 1 < need <= per_node:
@@ -88,18 +88,18 @@ class Castor(BestSharingBenefit):
             return (), []
         return super()._choose(state, run)
 
-    def _one_node(self, state: ClusterState, run: Run) -> tuple[Sequence[int], list[SharingOption]] | None:
+    def _one_node(self, state: ClusterState, run: Run) -> tuple[Sequence[int], list[tuple[SharingOption, Run]]] | None:
         """The node whose empty GPUs and best partners, in their order, are enough first."""
         need, per_node = run.job.gpus, state.cluster.gpus_per_node
         have: dict[int, list[int]] = {}
-        options: dict[int, list[SharingOption]] = {}
+        options: dict[int, list[tuple[SharingOption, Run]]] = {}
         for option, partner in self.partners(state, run):
             for gpu in partner.alone:
                 node = gpu // per_node
                 if node not in have:
                     have[node], options[node] = list(state.empty_on(node))[:need], []
                 have[node].append(gpu)
-                options[node].append(option)
+                options[node].append((option, partner))
                 if len(have[node]) == need:
                     return have[node], options[node]
         return None
