@@ -45,6 +45,35 @@ class FragmentWeight(WeightFormat):
         """The same weight on another device."""
         return self._map(lambda array: array.to(device))
 
+    @classmethod
+    def stacked(cls, weights: Sequence[Self]) -> Self | None:
+        """The matrices one below the other as one weight, nothing encoded anew; None where that cannot be.
+
+        It can where all have the same columns, type and constant and, the last aside, whole strips of rows. The records
+        are those of the weights, one after another.
+
+        >>> from gossamer.weights import FragmentBitmapWeight
+        >>> one = FragmentBitmapWeight.from_dense(torch.eye(32, 64).half())
+        >>> FragmentBitmapWeight.stacked([one, one]).shape
+        (64, 64)
+        """
+        alike = {(weight.shape[1], weight.dtype, weight.constant) for weight in weights}
+        if len(alike) != 1 or any(weight.shape[0] % ROWS for weight in weights[:-1]):
+            return None
+        ends = torch.tensor([int(weight.offsets[-1]) for weight in weights]).cumsum(0).tolist()
+        if ends[-1] >= 1 << 31:
+            return None
+        starts = [0, *ends[:-1]]
+        offsets = [weight.offsets[:-1] + start for weight, start in zip(weights, starts, strict=True)]
+        offsets.append(weights[-1].offsets[-1:] + starts[-1])
+        fields: Any = {
+            "shape": (sum(weight.shape[0] for weight in weights), weights[0].shape[1]),
+            "records": torch.cat([weight.records for weight in weights]),
+            "offsets": torch.cat(offsets),
+            "longest": max(weight.longest for weight in weights),
+        }
+        return replace(weights[0], **fields)  # type: ignore[type-var]  # every subclass is a dataclass
+
     def _map(self, change: Any) -> Self:
         arrays: Any = {name: change(array) for name, array in self.arrays().items()}
         return replace(self, **arrays)  # type: ignore[type-var]  # every subclass is a dataclass

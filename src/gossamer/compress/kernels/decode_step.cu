@@ -235,14 +235,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
 }
 
-// seen from partial, as above. Grid: query heads of all rows. THREADS threads.
+// seen from partial, as above. Grid: query heads of all rows.
 extern "C" __global__ void merge(const float* partial, u16* seen, int splits) {
   await_kernel_before();
   const float* from = partial + (u64)blockIdx.x * splits * (HEAD + 2);
   float top = -1e30f, whole = 0;
   for (int i = 0; i < splits; ++i) top = fmaxf(top, from[i * (HEAD + 2) + HEAD]);
   for (int i = 0; i < splits; ++i) whole += expf(from[i * (HEAD + 2) + HEAD] - top) * from[i * (HEAD + 2) + HEAD + 1];
-  for (int d = threadIdx.x; d < HEAD; d += THREADS) {
+  for (int d = threadIdx.x; d < HEAD; d += blockDim.x) {
     float value = 0;
     for (int i = 0; i < splits; ++i) value += expf(from[i * (HEAD + 2) + HEAD] - top) * from[i * (HEAD + 2) + d];
     seen[(u64)blockIdx.x * HEAD + d] = rounded(value / whole);
