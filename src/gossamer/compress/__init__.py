@@ -5,7 +5,8 @@ weights that loads with :func:`load` or, once this room is imported, with ``Auto
 
 - :func:`compress`, :class:`Settings`: make such a folder; an interrupted run resumes.
 - :func:`load`, :func:`load_any`, :func:`load_dense`, :func:`read_about`, :func:`check_folder`: open one.
-- :func:`generate`, :class:`Decoder`: decode with it.
+- :func:`generate`, :class:`Decoder`: decode with it; :class:`BatchDecoder`: several sequences, on a GPU as one CUDA graph
+  a step; :class:`LlamaWeights`, :class:`LlamaBlock`, :class:`Joint`: a model for it from elsewhere.
 - :func:`evaluate`, :func:`write_report`: set it beside the dense model; :func:`perplexity`, :func:`compare`: the parts.
 - :func:`default_text`, :func:`read_text`, :class:`Text`: what to calibrate and evaluate on.
 - :func:`search_metric`, :func:`search_allocation`, :func:`write_search_report`: find the formula or the allocation that
@@ -15,6 +16,7 @@ weights that loads with :func:`load` or, once this room is imported, with ``Auto
 """
 
 from gossamer.compress._allocation_genome import AllocationGenome
+from gossamer.compress._batch_decode import BatchDecoder
 from gossamer.compress._blocks import Block, dense_weight, iter_blocks, linears, set_dense_weight
 from gossamer.compress._calibrate import calibrate
 from gossamer.compress._checkpoint import (
@@ -34,6 +36,7 @@ from gossamer.compress._expression import Expr
 from gossamer.compress._generate import Generation, generate
 from gossamer.compress._gradients import GradientStatistics, gradient_statistics
 from gossamer.compress._html import write_report
+from gossamer.compress._llama_weights import Joint, LlamaBlock, LlamaWeights, llama_weights, plain_rotary
 from gossamer.compress._memory import Resident, resident_memory
 from gossamer.compress._metric import NAMED_METRICS, SymbolicMetric
 from gossamer.compress._metric_space import MetricSpace, same_ranking
@@ -58,6 +61,7 @@ from gossamer.compress._text import Text, calibration_windows, default_text, eva
 __all__ = [
     "NAMED_METRICS",
     "AllocationGenome",
+    "BatchDecoder",
     "Block",
     "CompressedModel",
     "Decoder",
@@ -67,7 +71,10 @@ __all__ = [
     "Expr",
     "Generation",
     "GradientStatistics",
+    "Joint",
     "LinearStatistics",
+    "LlamaBlock",
+    "LlamaWeights",
     "MetricSpace",
     "Resident",
     "SearchResult",
@@ -92,10 +99,12 @@ __all__ = [
     "gradient_statistics",
     "iter_blocks",
     "linears",
+    "llama_weights",
     "load",
     "load_any",
     "load_dense",
     "perplexity",
+    "plain_rotary",
     "prune",
     "rank_form",
     "read_about",

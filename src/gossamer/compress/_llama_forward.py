@@ -48,9 +48,7 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return F.rms_norm(x.float(), x.shape[-1:], weight.float(), epsilon)
 
 
-def _attended(
-    weights: LlamaWeights, block: LlamaBlock, cache: Cache, index: int, qkv: Tensor, places: slice
-) -> Tensor:
+def _attended(weights: LlamaWeights, block: LlamaBlock, cache: Cache, index: int, qkv: Tensor, places: slice) -> Tensor:
     """``(batch, n, heads * head_dim)``; the new keys and values are in the cache then."""
     heads = qkv.unflatten(-1, (-1, weights.head_dim)).transpose(1, 2)
     queries, keys, values = heads.split([weights.heads, weights.key_heads, weights.key_heads], 1)

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gossamer.weights import CompressedLinear, FragmentBitmapWeight, FragmentLosslessWeight, WeightFormat
+from gossamer.weights import CompressedLinear, FragmentBitmapWeight, FragmentLosslessWeight, WeightFormat, describe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -166,37 +166,35 @@ def _block(block: Layer) -> LlamaBlock:
 
 
 def joined(layers: Sequence[Layer]) -> Joint:
-    """``layers`` (``nn.Linear`` or ``CompressedLinear``) as one matrix where their weights can be, which they then share."""
-    bias = None
-    if any(layer.bias is not None for layer in layers):
-        like = next(layer.bias for layer in layers if layer.bias is not None)
-        zeros = [like.new_zeros(layer.out_features) for layer in layers]
-        given = [zero if layer.bias is None else layer.bias for zero, layer in zip(zeros, layers, strict=True)]
-        bias = torch.cat([each.detach() for each in given])
+    """Layers, ``nn.Linear`` or ``CompressedLinear``, as one matrix where it can be; the layers share its memory then."""
+    bias = _joint_bias(layers)
     if len(layers) == 1:
         return Joint((_matrix(layers[0]),), bias)
+    sizes = [layer.out_features for layer in layers]
     if all(type(layer) is nn.Linear for layer in layers):
-        whole = torch.cat([layer.weight.detach() for layer in layers])
-        for layer, rows in zip(layers, whole.split([layer.out_features for layer in layers]), strict=True):
+        dense = torch.cat([layer.weight.detach() for layer in layers])
+        for layer, rows in zip(layers, dense.split(sizes), strict=True):
             layer.weight.data = rows
-        return Joint((whole,), bias)
-    return Joint(_stacked(layers) or tuple(_matrix(layer) for layer in layers), bias)
-
-
-def _stacked(layers: Sequence[Layer]) -> tuple[Matrix] | None:
-    """Weights in fragment order as one, if they allow it."""
-    weights = [_matrix(layer) for layer in layers]
+        return Joint((dense,), bias)
+    weights: Any = [_matrix(layer) for layer in layers]
     kind = type(weights[0])
-    if not issubclass(kind, _FRAGMENTS) or any(type(weight) is not kind for weight in weights):
-        return None
-    fragments: Any = weights
-    whole = kind.stacked(fragments)
+    whole = kind.stacked(weights) if kind in _FRAGMENTS and all(type(weight) is kind for weight in weights) else None
     if whole is None:
+        return Joint(tuple(weights), bias)
+    for layer, (start, stop) in zip(layers, pairwise(accumulate(sizes, initial=0)), strict=True):
+        part = whole.rows(start, stop)
+        layer.description = describe(part)
+        for name, array in part.arrays().items():
+            setattr(layer, name, array)
+    return Joint((whole,), bias)
+
+
+def _joint_bias(layers: Sequence[Layer]) -> Tensor | None:
+    like = next((layer.bias for layer in layers if layer.bias is not None), None)
+    if like is None:
         return None
-    ends = torch.tensor([0, *(len(weight.records) for weight in fragments)]).cumsum(0).tolist()
-    for layer, (start, end) in zip(layers, pairwise(ends), strict=True):
-        layer.records = whole.records[start:end]
-    return (whole,)
+    biases = [like.new_zeros(layer.out_features) if layer.bias is None else layer.bias for layer in layers]
+    return torch.cat([bias.detach() for bias in biases])
 
 
 def _matrix(layer: Layer) -> Matrix:
