@@ -183,6 +183,15 @@ def test_kernels_compile(arch: str) -> None:
 TYPES = [torch.float16, torch.bfloat16]
 
 
+@pytest.fixture
+def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiny matrices would be measured for longer than they are tested; any plan multiplies right."""
+    from gossamer.weights import _fragments_gpu, _nm_gpu
+
+    monkeypatch.setattr(_fragments_gpu, "best_plan", lambda weight, n: _fragments_gpu.candidates(weight, n)[0])
+    monkeypatch.setattr(_nm_gpu, "fastest_plan", lambda table, key, plans, calls: plans[0])
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("name", CONFIGS)
@@ -192,13 +201,14 @@ def test_captured_steps_equal_the_models_forward(name: str, dtype: torch.dtype) 
     decoder = BatchDecoder(model.cuda(), 3, 1200)  # long enough for two shares
     assert decoder.captured
     logits = [decoder.step(IDS[:, place].cuda()).clone() for place in range(21)]
-    error = 0.03 if dtype == torch.bfloat16 else 0.004
+    error = 0.02 if dtype == torch.bfloat16 else 0.004
     assert relative_error(torch.stack(logits, 1), expected) < error
     logits = [decoder.prefill(IDS[:, :15]), *(decoder.step(IDS[:, place].cuda()).clone() for place in range(15, 21))]
     assert relative_error(torch.stack(logits, 1), expected[:, 14:]) < error
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("no_measuring")
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("batch", [1, 32])
 def test_captured_steps_with_compressed_layers_equal_dense_ones(name: str, batch: int) -> None:
@@ -242,7 +252,7 @@ def test_captured_generation_equals_steps_in_torch_and_rewinds() -> None:
     decoder = BatchDecoder(weights, 2, 2200)
     whole = decoder.prefill(ids).clone()
     decoder.prefill(ids[:, :-1])
-    assert relative_error(decoder.step(ids[:, -1].cuda()), whole.cpu()) < 0.02
+    assert relative_error(decoder.step(ids[:, -1].cuda()), whole.cpu()) < 0.03
     first = decoder.generate(40)
     decoder.rewind(2110)
     assert torch.equal(decoder.generate(30), first[:, 10:])
