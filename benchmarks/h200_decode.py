@@ -2,9 +2,9 @@
 
 Weights are random: 32 blocks, hidden 4096, 32 query and 8 key heads of 128, inner 14336, vocabulary 128256, normal
 numbers with a deviation of 0.02. One block is encoded and its bytes are copied for the others, so that every block has
-memory of its own. A step is one CUDA graph for every format: queries, keys and values are one matrix, gate and up too, and between the
-products run the same four kernels. The dense peer is that loop with ``torch.nn.functional.linear``, by cuBLAS or cuBLASLt,
-whichever makes the faster loop at this batch.
+memory of its own. A step is one CUDA graph for every format: queries, keys and values are one matrix, gate and up too, and
+between the products run the same four kernels. The dense peer is that loop with ``torch.nn.functional.linear``, by cuBLAS
+or cuBLASLt, whichever makes the faster loop at this batch.
 
 Bitmap and N:M weights are pruned, and as pruning methods do, the blocks alone are: their LM head is the dense one. Lossless
 weights cover the head too.
