@@ -16,7 +16,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gossamer.weights import CompressedLinear, FragmentBitmapWeight, FragmentLosslessWeight, WeightFormat, describe
+from gossamer.weights import (
+    CompressedLinear,
+    FragmentBitmapWeight,
+    FragmentLosslessWeight,
+    WeightFormat,
+    describe,
+    fragment_rows,
+    stack_fragments,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -177,12 +185,11 @@ def joined(layers: Sequence[Layer]) -> Joint:
             layer.weight.data = rows
         return Joint((dense,), bias)
     weights: Any = [_matrix(layer) for layer in layers]
-    kind = type(weights[0])
-    whole = kind.stacked(weights) if kind in _FRAGMENTS and all(type(weight) is kind for weight in weights) else None
+    whole = stack_fragments(weights) if all(isinstance(weight, _FRAGMENTS) for weight in weights) else None
     if whole is None:
         return Joint(tuple(weights), bias)
     for layer, (start, stop) in zip(layers, pairwise(accumulate(sizes, initial=0)), strict=True):
-        part = whole.rows(start, stop)
+        part = fragment_rows(whole, start, stop)
         layer.description = describe(part)
         for name, array in part.arrays().items():
             setattr(layer, name, array)

@@ -45,55 +45,6 @@ class FragmentWeight(WeightFormat):
         """The same weight on another device."""
         return self._map(lambda array: array.to(device))
 
-    @classmethod
-    def stacked(cls, weights: Sequence[Self]) -> Self | None:
-        """The matrices one below the other as one weight; None where columns or types differ, or rows do not fill strips.
-
-        The last may end within a strip of 16 rows. Records are put one after another, and encoded anew only where the
-        weights were encoded for different ranges of numbers.
-
-        >>> from gossamer.weights import FragmentBitmapWeight
-        >>> one = FragmentBitmapWeight.from_dense(torch.eye(32, 64).half())
-        >>> FragmentBitmapWeight.stacked([one, one]).shape
-        (64, 64)
-        """
-        alike = {(weight.shape[1], weight.dtype) for weight in weights}
-        if len(alike) != 1 or any(weight.shape[0] % ROWS for weight in weights[:-1]):
-            return None
-        if len({weight.constant for weight in weights}) > 1:
-            return cls.from_dense(torch.cat([weight.to_dense() for weight in weights]))
-        ends = torch.tensor([int(weight.offsets[-1]) for weight in weights]).cumsum(0).tolist()
-        if ends[-1] >= 1 << 31:
-            return None
-        starts = [0, *ends[:-1]]
-        offsets = [weight.offsets[:-1] + start for weight, start in zip(weights, starts, strict=True)]
-        offsets.append(weights[-1].offsets[-1:] + starts[-1])
-        fields: Any = {
-            "shape": (sum(weight.shape[0] for weight in weights), weights[0].shape[1]),
-            "records": torch.cat([weight.records for weight in weights]),
-            "offsets": torch.cat(offsets),
-            "longest": max(weight.longest for weight in weights),
-        }
-        return replace(weights[0], **fields)  # type: ignore[type-var]  # every subclass is a dataclass
-
-    def rows(self, start: int, stop: int) -> Self:
-        """Some rows as a weight that shares the records.
-
-        Raises:
-            ValueError: they are no rows of the matrix, or do not begin or end between strips of 16 (or at its end).
-        """
-        if not 0 <= start < stop <= self.shape[0] or start % ROWS or stop % ROWS and stop != self.shape[0]:
-            raise ValueError(f"rows must be whole strips of {ROWS} below {self.shape[0]}, got {start} to {stop}")
-        offsets = self.offsets[start // ROWS * self.tiles : -(-stop // ROWS) * self.tiles + 1]
-        first, last = int(offsets[0]) * (UNIT // 2), int(offsets[-1]) * (UNIT // 2)
-        fields: Any = {
-            "shape": (stop - start, self.shape[1]),
-            "records": self.records[first:last],
-            "offsets": offsets - offsets[0],
-            "longest": int(offsets.diff().max()),
-        }
-        return replace(self, **fields)  # type: ignore[type-var]
-
     def _map(self, change: Any) -> Self:
         arrays: Any = {name: change(array) for name, array in self.arrays().items()}
         return replace(self, **arrays)  # type: ignore[type-var]  # every subclass is a dataclass

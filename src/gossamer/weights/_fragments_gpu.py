@@ -37,7 +37,7 @@ _ADD_THREADS = 256
 _TABLE_VERSION = 2
 _MEASURED, _FINALISTS = 40, 5
 _MARGIN = 1.03
-_L2_FACTOR, _MOST_COPIES = 4, 256
+_L2_FACTOR = 4
 _SMS, _SHARED_BYTES, _REGISTERS, _WARPS = 132, 227 << 10, 1 << 16, 64  # of one H200, and of one multiprocessor of it
 
 
@@ -187,9 +187,9 @@ def dense_linear(x: Tensor, weight: Tensor, library: str) -> Tensor:
 
 def _race_dense(weight: FragmentWeight, n: int) -> dict[str, float]:
     """Seconds of each way."""
-    x = torch.randn(n, weight.shape[1], device=weight.records.device).to(weight.dtype)
+    x = _activations(weight, n)
     first = weight.to_dense()
-    dense = [first, *(first.clone() for _ in range(_copies(weight, weight.dense_nbytes)))]
+    dense = [first, *(first.clone() for _ in range(1 + _L2_FACTOR * _l2_bytes(weight) // weight.dense_nbytes))]
     libraries = {name: [partial(dense_linear, x, copy, name) for copy in dense] for name in ("cublas", "cublaslt")}
     bench = Bench(samples=7)
     with bench.cuda_graphs():
@@ -198,14 +198,19 @@ def _race_dense(weight: FragmentWeight, n: int) -> dict[str, float]:
     return {"compressed": row.ours, row.peer_name: row.peer, **row.others}
 
 
+def _activations(weight: FragmentWeight, n: int) -> Tensor:
+    device = weight.records.device
+    generator = torch.Generator(device).manual_seed(0)  # torch's own stays as it is
+    return torch.randn(n, weight.shape[1], device=device, generator=generator).to(weight.dtype)
+
+
 def _past_l2(weight: FragmentWeight) -> list[FragmentWeight]:
-    """Copies that exceed the L2 cache four times over, unless that would be hundreds of them."""
-    return [weight, *(weight.clone() for _ in range(_copies(weight, weight.nbytes)))]
+    """Copies that exceed the L2 cache four times over."""
+    return [weight, *(weight.clone() for _ in range(1 + _L2_FACTOR * _l2_bytes(weight) // weight.nbytes))]
 
 
-def _copies(weight: FragmentWeight, nbytes: int) -> int:
-    l2 = int(torch.cuda.get_device_properties(weight.records.device).L2_cache_size)
-    return min(_MOST_COPIES, 1 + _L2_FACTOR * l2 // nbytes)
+def _l2_bytes(weight: FragmentWeight) -> int:
+    return int(torch.cuda.get_device_properties(weight.records.device).L2_cache_size)
 
 
 def _key(weight: FragmentWeight, n: int) -> str:
@@ -216,7 +221,7 @@ def _key(weight: FragmentWeight, n: int) -> str:
 
 def _fastest(weight: FragmentWeight, n: int, plans: list[FragmentPlan]) -> FragmentPlan:
     """By the clock."""
-    copies, x = _past_l2(weight), torch.randn(n, weight.shape[1], device=weight.records.device).to(weight.dtype)
+    copies, x = _past_l2(weight), _activations(weight, n)
     quick, careful = Bench(samples=3, sample_seconds=1e-4), Bench(samples=9)
     for bench in (quick, careful):
         with bench.cuda_graphs():
