@@ -143,7 +143,7 @@ def _eight(bench: Bench, dtype: torch.dtype, names: Sequence[str] = EIGHT) -> It
 def _spmm_row(bench: Bench, name: str, matrix: SparseMatrix, n: int, dense: bool = False) -> Row:
     operands = _rotated(matrix.shape[1], n, matrix.dtype)
     arrays = matrix.indptr.int(), matrix.indices.int(), matrix.values
-    peers: dict[str, list[Callable[[], object]]] = {}
+    peers: dict[str, list[Callable[[], Tensor]]] = {}
     for algorithm in ("ALG1", "ALG2", "ALG3"):
         if algorithm != "ALG1" or matrix.nnz < _SLOW_ALG1:
             product = Spmm(*arrays, matrix.shape, n, algorithm)

@@ -57,7 +57,7 @@ for _sparsity, _bar in ((30, 1.0), (50, 1.15), (60, 1.25), (70, 1.4), (80, 1.6))
 
 @claim(
     "h200-dispatch",
-    text="the choice between bitmap and dense for a layer and number of tokens, worst case against dense on an H200",
+    text="a layer stored as fastest_way advises (bitmap or dense), worst case against dense on an H200",
     system=["SpInfer"],
     peer=PEER,
     peer_package="torch",

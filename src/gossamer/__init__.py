@@ -4,7 +4,9 @@ Rooms are loaded when first touched, so that ``import gossamer`` costs next to n
 
 - ``gossamer.weights``: compressed formats of one weight matrix, and layers that multiply without unpacking it;
 - ``gossamer.compress``: whole language models pruned, encoded, checked, served;
+- ``gossamer.graphs``: layers of graph networks on those products, and their training;
 - ``gossamer.sparse``: products of sparse with dense matrices, with gradients;
+- ``gossamer.cluster``: schedulers of GPU clusters on real traces, sharing, energy, load;
 - ``gossamer.core``: what rooms share: hardware facts, measuring, files, reports.
 
 >>> import gossamer
@@ -17,7 +19,7 @@ from types import ModuleType
 
 __version__ = "0.1.0"
 
-_ROOMS = ("compress", "core", "sparse", "weights")
+_ROOMS = ("cluster", "compress", "core", "graphs", "sparse", "weights")
 
 
 def __getattr__(name: str) -> ModuleType:

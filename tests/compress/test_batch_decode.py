@@ -132,7 +132,7 @@ def test_joined_layers_share_their_memory_with_the_joint_matrix() -> None:
 @pytest.mark.parametrize("kind", [FragmentBitmapWeight, FragmentLosslessWeight])
 def test_joined_fragments_are_one_weight_where_their_rows_allow_it(kind: Any) -> None:
     weights = [torch.randn(rows, 200).bfloat16() for rows in (32, 48, 17)]
-    weights[1][:, ::3] = 0
+    weights[1][:, ::30] = 0
     weights[2] *= 0.01  # other exponents: the lossless weights are encoded anew
     layers = [CompressedLinear(kind.from_dense(weight)) for weight in weights]
     joint = joined(layers)

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gossamer.compress._evolution import Evolution, EvolutionSettings, spearman
+from gossamer.compress._correlation import spearman
+from gossamer.compress._evolution import Evolution, EvolutionSettings
 
 TARGET = (3, 1, 4, 1, 5, 9, 2, 6)
 

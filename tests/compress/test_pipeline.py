@@ -18,7 +18,17 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from gossamer.cli import main
-from gossamer.compress import Settings, Text, compress, compressed_layers, load, read_about, summarise_layers
+from gossamer.compress import (
+    Recipe,
+    Settings,
+    Text,
+    compress,
+    compressed_layers,
+    load,
+    read_about,
+    read_recipe,
+    summarise_layers,
+)
 from gossamer.weights import CompressedLinear
 
 TEXT = Text("letters", "abcdefgh " * 400, "hgfedcba " * 400, "made for this test")
@@ -265,3 +275,49 @@ def test_an_allocation_moves_n_between_blocks(dense_folder: Path, tmp_path: Path
 def test_an_allocation_for_another_model_is_refused(dense_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="allocation is for 2 blocks, but the model has 3"):
         compress(dense_folder, tmp_path / "out", Settings(allocation=(0.5, 0.5), **SMALL), TEXT)
+
+
+def test_a_model_is_binarised_with_n_moved_by_outliers_and_loads(dense_folder: Path, tmp_path: Path) -> None:
+    settings = Settings(score="ria", pattern="4:8", allocation="owl", format="stb", **SMALL)
+    out = compress(dense_folder, tmp_path / "out", settings, TEXT)
+    kept = {}
+    for name, layer in compressed_layers(load(out).model).items():
+        counts = (layer.weight_format.to_dense() != 0).view(-1, 8).sum(1)
+        kept[name.split(".")[2]] = int(counts.max())
+    assert sum(kept.values()) == 12
+    layers = read_about(out)["layers"]
+    assert all(layer["format"] == "stb" and 0 < layer["nominal_bits"] < 1.5 for layer in layers)
+
+
+@pytest.mark.parametrize("bad", [{"pattern": "2:4"}, {"pattern": None}, {"pattern": "4:8", "score": "sparsegpt"}])
+def test_binarising_needs_n_of_8_and_a_ranking(bad: dict) -> None:
+    with pytest.raises(ValueError, match="'stb' needs a pattern N:8"):
+        Settings(format="stb", **bad)
+
+
+def test_a_recipe_gives_the_run_again(dense_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "letters.txt").write_text("\n\n".join(f"{'abcdefgh' * 12} {i}" for i in range(60)))
+    settings = Settings(sparsity=0.4, score="ria", allocation=(0.3, 0.4, 0.5), format="bitmap", **SMALL)
+    recipe = Recipe(str(dense_folder), settings, Path("letters.txt"))
+    (tmp_path / "recipe.toml").write_text(recipe.toml())
+    found = read_recipe(tmp_path / "recipe.toml")
+    assert found == Recipe(str(dense_folder), settings, tmp_path / "letters.txt")
+    assert main_exits(["compress", "--recipe", str(tmp_path / "recipe.toml"), "--out", str(tmp_path / "out")]) == 0
+    assert read_recipe(tmp_path / "out").settings == settings
+
+
+def main_exits(arguments: list[str]) -> int:
+    sys.argv = ["gossamer", *arguments]
+    with pytest.raises(SystemExit) as left:
+        main()
+    return int(left.value.code or 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("model", "not TOML"), ("x = 1", "needs the model"), ('model = "m"\n[settings]\nfoo = 1', "unknown settings foo")],
+)
+def test_bad_recipes_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "recipe.toml").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_recipe(tmp_path / "recipe.toml")

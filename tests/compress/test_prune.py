@@ -23,11 +23,15 @@ EVERY = [
         ("sparsegpt", "2:4", "dense"),
     )
 ]
+EVERY += [
+    Settings(score=score, pattern=pattern, update=True)
+    for score, pattern in (("wanda", None), ("mul(W, sqrt(V))", "2:4"))
+]
 
 
 def prune_model(model: torch.nn.Module, settings: Settings, resume: dict[int, dict[str, torch.Tensor]]) -> None:
     """Prune ``model``; blocks in ``resume`` get the weights found there, all others are added to it."""
-    for step in calibrate(model, tiny_windows(), settings.propagate, hessian=settings.score == "sparsegpt"):
+    for step in calibrate(model, tiny_windows(), settings.propagate, hessian=settings.needs_hessian):
         layers = linears(step.block)
         if step.index not in resume:
             resume[step.index] = {

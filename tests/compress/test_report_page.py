@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from test_pipeline import SMALL, TEXT, save_tiny
 
-from gossamer.compress import Settings, compress, evaluate, write_report
+from gossamer.compress import Choice, Settings, compress, evaluate, write_report
 from gossamer.core.report import read_report_data
 
 
@@ -19,7 +19,8 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (folder / "dense").mkdir()
     dense = save_tiny(folder / "dense", "llama")
     out = compress(dense, folder / "out", Settings(format="bitmap", **SMALL), TEXT)
-    return evaluate(out, TEXT, seqlen=24, windows=2, tokens=8)
+    questions = [Choice("abc", ("d", "e"), 0), Choice("def", ("a", "bc", "h"), 2)]
+    return evaluate(out, TEXT, seqlen=24, windows=2, tokens=8, choices={"letters": questions})
 
 
 def test_an_evaluation_has_every_part(result: dict[str, Any]) -> None:
@@ -28,6 +29,8 @@ def test_an_evaluation_has_every_part(result: dict[str, Any]) -> None:
     assert set(result["memory"]) == {"dense", "compressed"}
     assert all(speed["compressed"] > 0 for speed in result["speed"].values())
     assert len(result["samples"]) == 3
+    assert result["choices"]["letters"]["compressed"]["chance"] == pytest.approx((1 / 2 + 1 / 3) / 2)
+    assert sum("letters" in row["what"] for row in result["summary"]) == 2
 
 
 @pytest.mark.browser

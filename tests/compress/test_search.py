@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from test_pipeline import main_exits, save_tiny
 from tiny_models import tiny_model, tiny_windows
 
 from gossamer.compress import (
@@ -15,6 +17,7 @@ from gossamer.compress import (
     MetricSpace,
     SearchWindows,
     SymbolicMetric,
+    read_about,
     search_allocation,
     search_metric,
 )
@@ -40,21 +43,35 @@ def windows() -> SearchWindows:
     return SearchWindows(tiny_windows(4, 16), texts, tiny_windows(3, 16, 5), {})
 
 
-SETTINGS = EvolutionSettings(population=8, generations=2, seed=1, finalists=2)
+SETTINGS = EvolutionSettings(population=5, generations=1, seed=1, finalists=1)
 
 
 def test_a_search_for_a_metric_is_reported_beside_its_rivals_and_is_resumed(tmp_path: Path) -> None:
     lines: list[str] = []
-    result = search_metric(tiny(), tmp_path, settings=SETTINGS, windows=windows(), ablate=True, log=lines.append)
+    result = search_metric(
+        tiny(), tmp_path, settings=SETTINGS, windows=windows(), ablate=True, correct=True, log=lines.append
+    )
     names = {row["name"] for row in result["candidates"]}
-    assert names >= {"wanda", "magnitude", "search", "random control", "no gradients", "classic", "screen only"}
+    assert names >= {
+        "wanda",
+        "magnitude",
+        "search",
+        "random control",
+        "no gradients",
+        "classic",
+        "screen only",
+        "sparsegpt",
+    }
     assert json.loads((tmp_path / "search.json").read_text()) == json.loads(json.dumps(result))
     for name in ("no gradients", "no inputs"):
         judged = " ".join(text for text, _, _ in result["runs"][name]["judged"])
         assert not set("GF" if name == "no gradients" else "XMVDQ") & set(judged)
     again: list[str] = []
     assert (
-        search_metric(tiny(), tmp_path, settings=SETTINGS, windows=windows(), ablate=True, log=again.append) == result
+        search_metric(
+            tiny(), tmp_path, settings=SETTINGS, windows=windows(), ablate=True, correct=True, log=again.append
+        )
+        == result
     )
     assert any("generation" in line for line in lines)
     assert not any("generation" in line for line in again)
@@ -64,7 +81,7 @@ def test_a_search_for_a_metric_is_reported_beside_its_rivals_and_is_resumed(tmp_
 
 @pytest.mark.parametrize("family", ["gpt2", "qwen2"])
 def test_a_search_for_an_allocation_keeps_the_budget_and_reports(tmp_path: Path, family: str) -> None:
-    result = search_allocation(tiny(family), tmp_path, 0.6, settings=SETTINGS, windows=windows())
+    result = search_allocation(tiny(family), tmp_path, 0.6, settings=SETTINGS, windows=windows(), correct=True)
     names = {row["name"] for row in result["candidates"]}
     assert names >= {"uniform", "straight line", "OWL", "function: search", "levels: search", "levels: random control"}
     for row in result["candidates"]:
@@ -114,3 +131,24 @@ def test_a_folder_with_another_search_is_refused(tmp_path: Path) -> None:
     search_metric(tiny(), tmp_path, settings=SETTINGS, windows=windows(), control=False)
     with pytest.raises(ValueError, match="differing sparsity"):
         search_metric(tiny(), tmp_path, sparsity=0.6, settings=SETTINGS, windows=windows(), control=False)
+
+
+@pytest.mark.parametrize("verb", ["metric", pytest.param("allocation", marks=pytest.mark.slow)])
+def test_the_command_searches_and_compress_takes_what_it_found(tmp_path: Path, verb: str) -> None:
+    model = save_tiny(tmp_path / "dense", "llama")
+    for name in ("own", "other"):
+        letters = random.Random(name).choices("abcdefgh", k=4000)
+        (tmp_path / f"{name}.txt").write_text("\n\n".join("".join(letters[i : i + 80]) for i in range(0, 4000, 80)))
+    options = ["--text", str(tmp_path / "own.txt"), "--search-text", str(tmp_path / "other.txt"), "--seqlen", "32"]
+    small = ["--samples", "2", "--population", "5", "--generations", "1", "--no-control"]
+    found = tmp_path / "found"
+    assert main_exits(["search", verb, str(model), "--out", str(found), "--sparsity", "0.5", *options, *small]) == 0
+    assert (found / "report.html").is_file()
+    result = json.loads((found / "search.json").read_text())
+    how = ["--allocation", str(found / "search.json")]
+    if verb == "metric":
+        how = ["--score", next(row["formula"] for row in result["candidates"] if row["name"] == "search")]
+    making = ["--samples", "4", "--seqlen", "24", "--format", "bitmap", "--text", str(tmp_path / "own.txt")]
+    assert main_exits(["compress", str(model), "--out", str(tmp_path / "small"), *making, *how]) == 0
+    densities = [layer["density"] for layer in read_about(tmp_path / "small")["layers"]]
+    assert sum(densities) / len(densities) == pytest.approx(0.5, abs=0.05)

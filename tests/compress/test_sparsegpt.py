@@ -146,3 +146,18 @@ def test_bad_arguments_of_sparsegpt_are_named() -> None:
         sparsegpt(weight, hessian * float("inf"))
     with pytest.raises(ValueError, match="not positive semi-definite"):
         sparsegpt(weight, torch.diag(torch.tensor([1.0, 1, 1, 1, 1, -1e4])))
+
+
+def test_a_given_mask_is_kept_and_the_rest_corrected_by_the_slow_surgeon() -> None:
+    weight, statistics = layer(5, 24, 3)
+    assert statistics.hessian is not None
+    own = sparsegpt(weight, statistics.hessian, n_of_m=(2, 4), block=8)
+    given = sparsegpt(weight, statistics.hessian, block=8, keep=own != 0)
+    torch.testing.assert_close(given, own)
+    keep = keep_per_row(wanda(weight, statistics), 0.5)
+    corrected = sparsegpt(weight, statistics.hessian, keep=keep)
+    assert not corrected[~keep].any()
+    lost = [output_error(weight, values, statistics.hessian) for values in (corrected, weight * keep)]
+    assert lost[0] < 0.95 * lost[1]
+    with pytest.raises(ValueError, match="keep must be bool"):
+        sparsegpt(weight, statistics.hessian, keep=weight)

@@ -24,10 +24,18 @@ def bits(weight: Tensor) -> Tensor:
 
 
 def test_all_65536_patterns_come_back() -> None:
-    weight = torch.arange(1 << 16).to(torch.int16).view(torch.bfloat16).reshape(256, 256)
+    """Among others: alone they would take more than the dense matrix."""
+    patterns = torch.arange(1 << 16).to(torch.int16).view(torch.bfloat16).reshape(256, 256)
+    others = torch.full((256, 4096), 1.0).bfloat16()
+    weight = torch.cat([patterns, others], 1)
     stored = FragmentLosslessWeight.from_dense(weight)
     assert torch.equal(bits(stored.to_dense()), bits(weight))
     assert stored.escaped == 65536 - 16 * 256
+    with pytest.raises(ValueError, match="more memory than dense"):
+        FragmentLosslessWeight.from_dense(patterns)
+    zeros = normal_weight((64, 256)) * (torch.rand(64, 256) < 0.4)
+    with pytest.raises(ValueError, match="FragmentBitmapWeight"):
+        FragmentLosslessWeight.from_dense(zeros)
 
 
 @settings(max_examples=30)
@@ -123,6 +131,11 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(TypeError, match=r"bfloat16.*float16"):
         FragmentLosslessWeight.from_dense(torch.ones(4, 4, dtype=torch.float16))
     weight = FragmentLosslessWeight.from_dense(torch.zeros(20, 30).bfloat16().fill_diagonal_(1.0))
+    for name, wrong in (("records", torch.float32), ("offsets", torch.int64)):
+        arrays = weight.arrays()
+        arrays[name] = arrays[name].to(wrong)
+        with pytest.raises(ValueError, match=f"{name} must be a contiguous vector"):
+            FragmentLosslessWeight.from_arrays(arrays, weight.shape, weight.dtype, weight.meta())
     arrays = weight.arrays()
     arrays["records"] = arrays["records"].clone()
     places = arrays["records"][768 * 2 :: 2]

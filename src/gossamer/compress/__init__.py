@@ -11,12 +11,18 @@ weights that loads with :func:`load` or, once this room is imported, with ``Auto
 - :func:`default_text`, :func:`read_text`, :class:`Text`: what to calibrate and evaluate on.
 - :func:`search_metric`, :func:`search_allocation`, :func:`write_search_report`: find the formula or the allocation that
   suits a model; :class:`SymbolicMetric`, :class:`Expr`, :func:`simplify`, :class:`AllocationGenome`: what they find.
+- :func:`finetune`, :class:`SALRConfig`, :func:`load_finetuned`, :class:`AdapterBank`: fine-tune on a pruned base.
+- :func:`auto_compress`: choose score, allocation and format within a budget; :class:`Recipe`: run it again.
+- :func:`binarise`: one layer as signs on an N:8 structure; :func:`flip_signs`, :func:`sign_times_scale`: its controls.
 - :func:`iter_blocks`, :func:`linears`, :func:`calibrate`, :func:`prune`, :func:`sparsegpt`, :func:`resident_memory`:
   the pieces, for own pipelines.
 """
 
+from gossamer.compress._adapters import AdapterBank
 from gossamer.compress._allocation_genome import AllocationGenome
+from gossamer.compress._auto import auto_compress
 from gossamer.compress._batch_decode import BatchDecoder
+from gossamer.compress._binarise import binarise, flip_signs, sign_times_scale
 from gossamer.compress._blocks import Block, dense_weight, iter_blocks, linears, set_dense_weight
 from gossamer.compress._calibrate import calibrate
 from gossamer.compress._checkpoint import (
@@ -28,11 +34,14 @@ from gossamer.compress._checkpoint import (
     read_about,
     summarise_layers,
 )
+from gossamer.compress._choices import Accuracy, Choice, answer_by_likelihood, read_choices
 from gossamer.compress._compare import evaluate
 from gossamer.compress._decode import Decoder
 from gossamer.compress._evaluate import compare, perplexity
 from gossamer.compress._evolution import Evolution, EvolutionSettings, SearchResult
+from gossamer.compress._examples import Example, mean_nll, read_examples
 from gossamer.compress._expression import Expr
+from gossamer.compress._finetune import TrainingSettings, finetune
 from gossamer.compress._generate import Generation, generate
 from gossamer.compress._gradients import GradientStatistics, gradient_statistics
 from gossamer.compress._html import write_report
@@ -43,6 +52,9 @@ from gossamer.compress._metric_space import MetricSpace, same_ranking
 from gossamer.compress._models import DenseModel, load_dense
 from gossamer.compress._pipeline import choose_format, compress
 from gossamer.compress._prune import prune
+from gossamer.compress._recipe import Recipe, read_recipe
+from gossamer.compress._salr import SALRConfig, SALRLinear, convert_, truncated_residual
+from gossamer.compress._salr_files import load_finetuned, save_finetuned
 from gossamer.compress._search import (
     SearchWindows,
     WindowSizes,
@@ -52,6 +64,7 @@ from gossamer.compress._search import (
     search_windows,
 )
 from gossamer.compress._search_html import write_search_report
+from gossamer.compress._serve import run_server, start_server
 from gossamer.compress._settings import Settings
 from gossamer.compress._simplify import rank_form, simplify
 from gossamer.compress._sparsegpt import sparsegpt
@@ -60,14 +73,18 @@ from gossamer.compress._text import Text, calibration_windows, default_text, eva
 
 __all__ = [
     "NAMED_METRICS",
+    "Accuracy",
+    "AdapterBank",
     "AllocationGenome",
     "BatchDecoder",
     "Block",
+    "Choice",
     "CompressedModel",
     "Decoder",
     "DenseModel",
     "Evolution",
     "EvolutionSettings",
+    "Example",
     "Expr",
     "Generation",
     "GradientStatistics",
@@ -76,13 +93,20 @@ __all__ = [
     "LlamaBlock",
     "LlamaWeights",
     "MetricSpace",
+    "Recipe",
     "Resident",
+    "SALRConfig",
+    "SALRLinear",
     "SearchResult",
     "SearchWindows",
     "Settings",
     "SymbolicMetric",
     "Text",
+    "TrainingSettings",
     "WindowSizes",
+    "answer_by_likelihood",
+    "auto_compress",
+    "binarise",
     "calibrate",
     "calibration_windows",
     "check_folder",
@@ -90,10 +114,13 @@ __all__ = [
     "compare",
     "compress",
     "compressed_layers",
+    "convert_",
     "default_text",
     "dense_weight",
     "evaluate",
     "evaluation_windows",
+    "finetune",
+    "flip_signs",
     "found_allocation",
     "generate",
     "gradient_statistics",
@@ -103,21 +130,31 @@ __all__ = [
     "load",
     "load_any",
     "load_dense",
+    "load_finetuned",
+    "mean_nll",
     "perplexity",
     "plain_rotary",
     "prune",
     "rank_form",
     "read_about",
+    "read_choices",
+    "read_examples",
+    "read_recipe",
     "read_text",
     "resident_memory",
+    "run_server",
     "same_ranking",
+    "save_finetuned",
     "search_allocation",
     "search_metric",
     "search_windows",
     "set_dense_weight",
+    "sign_times_scale",
     "simplify",
     "sparsegpt",
+    "start_server",
     "summarise_layers",
+    "truncated_residual",
     "write_report",
     "write_search_report",
 ]

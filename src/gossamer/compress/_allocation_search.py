@@ -240,16 +240,15 @@ class LevelProblem:
         self.bench = bench
 
     def seeds(self) -> list[tuple[int, ...]]:
-        """Uniform, straight lines, OWL, and what minimises the screen."""
+        """Uniform, straight lines, OWL, half of what minimises the screen, and that on top of two lines."""
         blocks = self.bench.blocks
-        known = [
-            uniform(blocks),
-            *(line(blocks, slope) for slope in (0.04, 0.08, 0.12, 0.16)),
-            owl(self.bench.layers.bed),
-        ]
-        sensitive = self.bench.sensitivity() if self._screens else uniform(blocks)
-        half = [0.5 * value for value in sensitive]
-        return [_levels(offsets) for offsets in [*known, half]]
+        lines = [line(blocks, slope) for slope in (0.04, 0.08, 0.12, 0.16)]
+        known = [uniform(blocks), *lines, owl(self.bench.layers.bed)]
+        if self._screens:
+            half = [0.5 * value for value in self.bench.sensitivity()]
+            known.append(half)
+            known += [[a + b for a, b in zip(half, slope, strict=True)] for slope in lines[:2]]
+        return [_levels(offsets) for offsets in known]
 
     @property
     def _screens(self) -> bool:

@@ -101,11 +101,16 @@ def write_folder(
 
 
 def _other_tensors(model: PreTrainedModel, compressed: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The state of ``model`` without the compressed weights, tensors tied to an earlier one left out."""
+    """The state of ``model`` without the compressed weights, tensors tied to an earlier one left out.
+
+    What layers' arrays mean stands in ``config.json``.
+    """
     seen: set[int] = set()
     others = {}
     for name, tensor in model.state_dict().items():
-        if name.endswith(".weight") and name.removesuffix(".weight") in compressed or tensor.data_ptr() in seen:
+        if name.endswith("._extra_state") or tensor.data_ptr() in seen:
+            continue
+        if name.endswith(".weight") and name.removesuffix(".weight") in compressed:
             continue
         seen.add(tensor.data_ptr())
         others[name] = tensor

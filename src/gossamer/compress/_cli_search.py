@@ -12,9 +12,12 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from gossamer.compress._models import DenseModel
-    from gossamer.compress._search import SearchWindows
+    from gossamer.compress._search import SearchWindows, WindowSizes
 
-app = typer.Typer(no_args_is_help=True, help="Search for the pruning metric or the layer allocation of one model.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Search for the pruning metric or the layer allocation of one model. Every verb takes --json.",
+)
 _err = Console(stderr=True)
 
 Model = Annotated[str, typer.Argument(help="A local folder, a GGUF file, a cached hub id, or smollm2-135m.")]
@@ -24,7 +27,10 @@ Generations = Annotated[int, typer.Option(help="Generations at most.")]
 Evaluations = Annotated[int, typer.Option(help="Perplexities at most.")]
 Minutes = Annotated[float | None, typer.Option(help="Begin no generation after so many minutes.")]
 Seed = Annotated[int, typer.Option(help="Of the search: the same seed gives the same search.")]
+Correct = Annotated[bool, typer.Option("--correct", help="Also report the best with SparseGPT's correction.")]
 Control = Annotated[bool, typer.Option(help="Also draw as many candidates at random.")]
+Samples = Annotated[int, typer.Option(help="Calibration windows.")]
+Seqlen = Annotated[int, typer.Option(help="Tokens per window; the report's have twice as many.")]
 TextFile = Annotated[Path | None, typer.Option("--text", help="Calibrate and report on this instead of the default.")]
 SearchText = Annotated[list[Path] | None, typer.Option("--search-text", help="Judge candidates on this; repeatable.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
@@ -45,6 +51,9 @@ def metric_command(
     minutes: Minutes = None,
     seed: Seed = 0,
     control: Control = True,
+    correct: Correct = False,
+    samples: Samples = 16,
+    seqlen: Seqlen = 512,
     text: TextFile = None,
     search_text: SearchText = None,
     device: Device = "cpu",
@@ -54,16 +63,16 @@ def metric_command(
 
     Interrupt it whenever you like: the same command goes on from the last generation.
     """
-    from gossamer.compress import EvolutionSettings, MetricSpace, Settings, search_metric
+    from gossamer.compress import EvolutionSettings, MetricSpace, Settings, WindowSizes, search_metric
 
     settings = EvolutionSettings(
         population=population, generations=generations, evaluations=evaluations, seed=seed,
         seconds=float("inf") if minutes is None else 60 * minutes,
     )  # fmt: skip
     space = MetricSpace() if terminals is None else MetricSpace(tuple(terminals.replace(" ", "").split(",")))
-    dense, windows = _prepare(model, device, text, search_text)
+    dense, windows = _prepare(model, device, text, search_text, WindowSizes(samples, seqlen, report_seqlen=2 * seqlen))
     result = search_metric(
-        dense, out, sparsity, Settings(pattern=pattern).n_of_m, settings, space, windows, control, ablations,
+        dense, out, sparsity, Settings(pattern=pattern).n_of_m, settings, space, windows, control, ablations, correct,
         _progress, _log(as_json),
     )  # fmt: skip
     _show(result, out, as_json)
@@ -82,6 +91,9 @@ def allocation_command(
     minutes: Minutes = None,
     seed: Seed = 0,
     control: Control = True,
+    correct: Correct = False,
+    samples: Samples = 16,
+    seqlen: Seqlen = 512,
     text: TextFile = None,
     search_text: SearchText = None,
     device: Device = "cpu",
@@ -91,29 +103,29 @@ def allocation_command(
 
     Interrupt it whenever you like: the same command goes on from the last generation.
     """
-    from gossamer.compress import EvolutionSettings, search_allocation
+    from gossamer.compress import EvolutionSettings, WindowSizes, search_allocation
 
     settings = EvolutionSettings(
         population=population, generations=generations, evaluations=evaluations, seed=seed,
         seconds=float("inf") if minutes is None else 60 * minutes,
     )  # fmt: skip
-    dense, windows = _prepare(model, device, text, search_text)
+    dense, windows = _prepare(model, device, text, search_text, WindowSizes(samples, seqlen, report_seqlen=2 * seqlen))
     kinds = by.replace(" ", "").split(",")
     result = search_allocation(
-        dense, out, sparsity, metric, kinds, settings, windows, control, _progress, _log(as_json)
+        dense, out, sparsity, metric, kinds, settings, windows, control, correct, _progress, _log(as_json)
     )
     _show(result, out, as_json)
 
 
 def _prepare(
-    model: str, device: str, text: Path | None, search_texts: list[Path] | None
+    model: str, device: str, text: Path | None, search_texts: list[Path] | None, sizes: WindowSizes
 ) -> tuple[DenseModel, SearchWindows]:
-    from gossamer.compress import WindowSizes, load_dense, read_text, search_windows
+    from gossamer.compress import load_dense, read_text, search_windows
 
     dense = load_dense(model)
     dense.model.to(device)
     others = [read_text(path) for path in search_texts] if search_texts else None
-    return dense, search_windows(dense.tokenizer, WindowSizes(), read_text(text) if text else None, others)
+    return dense, search_windows(dense.tokenizer, sizes, read_text(text) if text else None, others)
 
 
 def _progress(what: str, done: int, total: int) -> None:

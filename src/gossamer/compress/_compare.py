@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from gossamer.compress._checkpoint import CompressedModel, load
+from gossamer.compress._choices import Choice, answer_by_likelihood
 from gossamer.compress._decode import Decoder
 from gossamer.compress._decode_matrices import DENSE
 from gossamer.compress._evaluate import compare
@@ -37,6 +38,7 @@ def evaluate(
     seqlen: int = 1024,
     windows: int = 8,
     tokens: int = 64,
+    choices: Mapping[str, Sequence[Choice]] | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> dict[str, Any]:
     """Compare the compressed folder ``path`` with its dense model.
@@ -46,11 +48,12 @@ def evaluate(
         text: its ``evaluation`` part is used; by default :func:`default_text`.
         seqlen, windows: perplexity over so many windows of so many tokens.
         tokens: decoded in every round of the speed measurement.
+        choices: named sets of multiple-choice questions, answered by likelihood.
         progress: called as ``progress(what, done, total)``.
 
     Returns:
         a JSON-able dict: ``summary`` (rows of what, dense, compressed, ratio), ``quality``, ``speed``, ``memory``,
-        ``disk``, ``samples``, ``layers``, ``hardware``, ``settings``, ``text`` and ``protocol``.
+        ``disk``, ``choices``, ``samples``, ``layers``, ``hardware``, ``settings``, ``text`` and ``protocol``.
 
     Raises:
         ValueError: ``path`` is no compressed folder, the text is too short, or the dense model is gone.
@@ -77,11 +80,28 @@ def evaluate(
         "speed": speed,
         "memory": memory,
         "disk": {"dense": weights_on_disk(dense.path), "compressed": weights_on_disk(compressed.path)},
+        "choices": _choices(dense, compressed, choices or {}, progress),
         "samples": samples,
         "layers": compressed.about["layers"],
         "hardware": asdict(hardware()),
     }
     return {"summary": _summary(result), **result}
+
+
+def _choices(
+    dense: DenseModel, compressed: CompressedModel, choices: Mapping[str, Sequence[Choice]], progress: Progress
+) -> dict[str, Any]:
+    """Accuracies of both models on every set; they are in float32 by now."""
+    found: dict[str, Any] = {}
+    for name, questions in choices.items():
+        found[name] = {}
+        for which, model in (("dense", dense.model), ("compressed", compressed.model)):
+
+            def show(done: int, total: int, what: str = f"{name}, {which}") -> None:
+                progress(what, done, total)
+
+            found[name][which] = asdict(answer_by_likelihood(model, questions, dense.tokenizer, progress=show))
+    return found
 
 
 def weights_on_disk(folder: Path) -> int:
@@ -174,6 +194,10 @@ def _summary(result: dict[str, Any]) -> list[dict[str, Any]]:
         _row("top-1 agreement", 1.0, quality["top1_agreement"], ratio=False),
         _row("KL divergence, nats", 0.0, quality["kl_divergence"], ratio=False),
     ]
+    for name, found in result["choices"].items():
+        dense, compressed, chance = found["dense"], found["compressed"], found["dense"]["chance"]
+        for kind, what in (("accuracy", "accuracy"), ("accuracy_norm", "accuracy per byte")):
+            rows.append(_row(f"{name}, {what} (chance {chance:.0%})", dense[kind], compressed[kind], ratio=False))
     for threads, speed in result["speed"].items():
         fastest = speed["dense"][speed["fastest_dense"]]
         what = f"decode tokens/s, {threads} thread{'s' if threads != '1' else ''} (dense: {speed['fastest_dense']})"

@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from gossamer.compress._correlation import spearman
 from gossamer.core.files import write_json
 
 G = TypeVar("G", bound=Hashable)
@@ -69,8 +70,8 @@ class Problem(Protocol[G]):
 class EvolutionSettings:
     """How to search.
 
-    population, generations, tournament, elites: as usual. cross, subtree mutation: a child is crossed with probability
-        ``cross`` and mutated with probability ``mutate``, at least one of the two.
+    population, generations, tournament, elites: as usual. cross, mutate: probabilities that a child is crossed and
+        that it is mutated; at least one of the two happens.
     scored: share of new genomes in a generation that are scored, best screens first; at 1 the screen is not used.
     trust: least rank correlation of screens with scores, over the first generation, with which screens are used at all;
         without them a generation breeds only as many children as it can score.
@@ -416,23 +417,3 @@ def _guesser(judged: Any) -> Callable[[float], float]:
     screens, scores = (np.array(column) for column in zip(*pairs, strict=True))
     smooth = np.maximum.accumulate(scores)
     return lambda screen: 1.01 * float(np.interp(screen, screens, smooth)) if math.isfinite(screen) else math.inf
-
-
-def spearman(left: list[float], right: list[float]) -> float | None:
-    """Rank correlation, ties averaged; None for fewer than 5 pairs or a constant side.
-
-    >>> spearman([1, 2, 3, 4, 5], [10, 20, 30, 50, 40])
-    0.9
-    """
-    if len(left) < 5:
-        return None
-    first, second = _ranks(left), _ranks(right)
-    if first.std() == 0 or second.std() == 0:
-        return None
-    return round(float(np.corrcoef(first, second)[0, 1]), 12)
-
-
-def _ranks(values: list[float]) -> np.ndarray:
-    _, inverse, counts = np.unique(np.array(values), return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    return (ends - (counts - 1) / 2)[inverse]

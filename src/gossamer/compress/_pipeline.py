@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,18 @@ import torch
 from torch import Tensor
 
 import gossamer
+from gossamer.compress._allocation import OWL_OUTLIER, OWL_SPREAD, outlier_share, spread_out
+from gossamer.compress._binarise import binarise
 from gossamer.compress._blocks import Block, dense_weight, iter_blocks, linears, set_dense_weight
+from gossamer.compress._budget import to_budget
 from gossamer.compress._calibrate import calibrate
 from gossamer.compress._checkpoint import read_about, write_folder
 from gossamer.compress._gradients import GradientStatistics, gradient_statistics
 from gossamer.compress._masks import check_divides
 from gossamer.compress._models import DenseModel, load_dense
-from gossamer.compress._prune import prune, relative_output_error
+from gossamer.compress._prune import prune, relative_output_error, scores_of
 from gossamer.compress._run import Run
+from gossamer.compress._scores import wanda
 from gossamer.compress._settings import Settings
 from gossamer.compress._statistics import LinearStatistics
 from gossamer.compress._text import Text, calibration_windows, default_text
@@ -36,6 +40,7 @@ from gossamer.weights import (
     LosslessWeight,
     NMPattern,
     NMWeight,
+    STBWeight,
     WeightFormat,
     speed_over_dense,
 )
@@ -92,7 +97,7 @@ def compress(
 
 
 def _check_pattern(dense: DenseModel, settings: Settings) -> None:
-    if settings.n_of_m is not None and settings.format != "nm":  # nm windows may reach beyond the matrix
+    if settings.n_of_m is not None and settings.format not in ("nm", "stb"):  # their windows may reach beyond
         for block in iter_blocks(dense.model):
             for linear in linears(block).values():
                 check_divides(dense_weight(linear).shape[1], *settings.n_of_m)
@@ -104,11 +109,12 @@ def _compress_blocks(dense: DenseModel, windows: Tensor, settings: Settings, run
     done = run.done
     sizes = [_weights_in(block) for block in iter_blocks(dense.model)]
     gradients: dict[str, GradientStatistics] = {}
+    if settings.allocation == "owl":
+        settings = replace(settings, allocation=_by_outliers(dense, windows, settings, sizes))
     metric = settings.metric
     if metric is not None and metric.needs_gradients and len(done) < len(sizes):
         gradients = gradient_statistics(dense.model, windows, lambda done, total: progress("gradients", done, total))
-    hessian = settings.score == "sparsegpt" or (metric is not None and metric.needs_hessian)
-    walk = calibrate(dense.model, windows, propagate=settings.propagate, hessian=hessian)
+    walk = calibrate(dense.model, windows, propagate=settings.propagate, hessian=settings.needs_hessian)
     for step in walk:
         if step.index in done:
             weights, _ = run.read(step.index)
@@ -118,6 +124,21 @@ def _compress_blocks(dense: DenseModel, windows: Tensor, settings: Settings, run
         for name, linear in linears(step.block).items():
             set_dense_weight(linear, weights[name].to_dense().float())
         progress("compressing blocks", step.index + 1, step.total)
+
+
+def _by_outliers(dense: DenseModel, windows: Tensor, settings: Settings, sizes: list[int]) -> tuple[float, ...]:
+    """OWL's sparsities, from a walk through the dense model; one N of spread where patterns are moved."""
+    shares = []
+    for step in calibrate(dense.model, windows, "dense"):
+        scores = [wanda(dense_weight(layer), step.statistics[name]) for name, layer in linears(step.block).items()]
+        times = OWL_OUTLIER if settings.n_of_m is None else OWL_OUTLIER + 1
+        shares.append(outlier_share(torch.cat([score.flatten() for score in scores]), times))
+    sparsity, spread = settings.sparsity, OWL_SPREAD
+    if settings.n_of_m is not None:
+        kept, window = settings.n_of_m
+        sparsity, spread = 1 - kept / window, 1 / window
+    offsets = spread_out(shares, spread, direction=-1)
+    return tuple(1 - value for value in to_budget([1 - sparsity + offset for offset in offsets], sizes, sparsity))
 
 
 def _weights_in(block: Block) -> int:
@@ -135,15 +156,26 @@ def _compress_block(
     weights, reports = {}, []
     for name, linear in linears(block).items():
         original = dense_weight(linear)
-        kept = prune(original, statistics[name], settings, gradients.get(f"{block.name}.{name}")).to(
-            getattr(torch, settings.dtype)
-        )
-        weight = choose_format(kept, settings)
+        own = gradients.get(f"{block.name}.{name}")
+        if settings.format == "stb":
+            weight: WeightFormat = _binarised(original, statistics[name], settings, own)
+        else:
+            kept = prune(original, statistics[name], settings, own)
+            weight = choose_format(kept.to(getattr(torch, settings.dtype)), settings)
         weights[name] = weight
-        error = relative_output_error(original, weight.to_dense().float(), statistics[name])
-        reports.append(_report(f"{block.name}.{name}", weight, float((kept != 0).double().mean()), error))
+        values = weight.to_dense().float()
+        error = relative_output_error(original, values, statistics[name])
+        reports.append(_report(f"{block.name}.{name}", weight, float((values != 0).double().mean()), error))
     run.write(index, weights, reports)
     return weights
+
+
+def _binarised(
+    original: Tensor, statistics: LinearStatistics, settings: Settings, gradients: GradientStatistics | None
+) -> STBWeight:
+    assert settings.n_of_m is not None  # checked with the settings
+    levels = binarise(original, statistics, settings.n_of_m[0], scores_of(original, statistics, settings, gradients))
+    return STBWeight.from_levels(levels, "faithful", getattr(torch, settings.dtype))
 
 
 def choose_format(weight: Tensor, settings: Settings) -> WeightFormat:
@@ -176,6 +208,7 @@ def _report(name: str, weight: WeightFormat, density: float, error: float) -> di
         "bytes": weight.nbytes,
         "dense_bytes": weight.dense_nbytes,
         "relative_output_error": error,
+        **({"nominal_bits": weight.nominal_bits} if isinstance(weight, STBWeight) else {}),
     }
 
 

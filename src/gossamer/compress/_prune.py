@@ -23,11 +23,9 @@ def prune(
         ValueError: the pattern does not divide the inputs, or statistics are missing that the score needs.
     """
     if settings.score == "sparsegpt":
-        if statistics.hessian is None:
-            raise ValueError("score 'sparsegpt' needs statistics with a Hessian: calibrate(..., hessian=True)")
-        return sparsegpt(weight, statistics.hessian, settings.sparsity, settings.n_of_m).to(weight.dtype)
-    metric = settings.metric
-    scores = metric(weight, statistics, gradients) if metric else score_named(settings.score)(weight, statistics)
+        hessian = _hessian(statistics, "score 'sparsegpt'")
+        return sparsegpt(weight, hessian, settings.sparsity, settings.n_of_m).to(weight.dtype)
+    scores = scores_of(weight, statistics, settings, gradients)
     pattern = settings.n_of_m
     if pattern is None:
         keep = keep_per_row(scores, settings.sparsity)
@@ -35,7 +33,23 @@ def prune(
         keep = nm_mask(scores, NMPattern(*pattern))
     else:
         keep = keep_n_of_m(scores, *pattern)
+    if settings.update:
+        return sparsegpt(weight, _hessian(statistics, "update"), keep=keep).to(weight.dtype)
     return torch.where(keep, weight, torch.zeros_like(weight)).contiguous()
+
+
+def _hessian(statistics: LinearStatistics, what: str) -> Tensor:
+    if statistics.hessian is None:
+        raise ValueError(f"{what} needs statistics with a Hessian: calibrate(..., hessian=True)")
+    return statistics.hessian
+
+
+def scores_of(
+    weight: Tensor, statistics: LinearStatistics, settings: Settings, gradients: GradientStatistics | None
+) -> Tensor:
+    """Importance ``(out, in)`` by the score or formula of ``settings``."""
+    metric = settings.metric
+    return metric(weight, statistics, gradients) if metric else score_named(settings.score)(weight, statistics)
 
 
 def relative_output_error(original: Tensor, compressed: Tensor, statistics: LinearStatistics) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -29,8 +29,9 @@ from gossamer.compress._metric_search import MetricProblem, Texts
 from gossamer.compress._metric_space import MetricSpace, leaves, same_ranking
 from gossamer.compress._models import DenseModel, load_dense
 from gossamer.compress._ranks import RankedLayers
+from gossamer.compress._sparsegpt import sparsegpt
 from gossamer.compress._text import Text, default_text, python_documentation, read_text
-from gossamer.compress._workbench import Progress, Workbench
+from gossamer.compress._workbench import BenchLayer, Progress, Workbench
 from gossamer.core.assets import data_file
 from gossamer.core.files import write_json
 
@@ -136,6 +137,7 @@ def search_metric(
     windows: SearchWindows | None = None,
     control: bool = True,
     ablate: bool = False,
+    correct: bool = False,
     progress: Progress = lambda what, done, total: None,
     log: Log = _no_log,
 ) -> dict[str, Any]:
@@ -148,6 +150,7 @@ def search_metric(
         settings, space, windows: of the search, the trees, the texts.
         control: also search by drawing at random, with the same number of evaluations.
         ablate: also search with each part of the search missing, see :mod:`gossamer.compress._ablations`.
+        correct: also report the best found and Wanda with SparseGPT's correction of what is kept, and SparseGPT itself.
         progress: told how far statistics have come. log: given a line for every generation.
 
     Raises:
@@ -176,9 +179,41 @@ def search_metric(
         row["ranks_as_wanda"] = same_ranking(tree, Expr.from_string(NAMED_METRICS["wanda"]))
         rows.append(row)
         log(f"{name}: search text {row['search']:.2f}, report text {row['report']:.2f}  {text}")
+    if correct:
+        for name in ("wanda", "search"):
+            tree = Expr.from_string(candidates[name])
+            row = {"name": f"{name}, corrected", "formula": candidates[name], "latex": METRIC_VOCABULARY.latex(tree)}
+            rows.append(row | _judged(bed, windows, corrected(problem.weights(tree))))
+        row = {"name": "sparsegpt", "formula": "", "latex": ""}
+        rows.append(row | _judged(bed, windows, by_sparsegpt(bed, sparsity, pattern)))
     result = {"kind": "metric", **identity, "dense": dense_report, "candidates": rows, **_runs_json(runs)}
     write_json(out / "search.json", result)
     return result
+
+
+Weights = Iterator[tuple[BenchLayer, Tensor]]
+
+
+def _judged(bed: Workbench, windows: SearchWindows, weights: Weights) -> dict[str, float]:
+    """Perplexity on the long search text and on the report's, computed from one set of weights."""
+    made = list(weights)
+    texts = {"search": windows.judged.long, "report": windows.report}
+    return {name: bed.perplexity(iter(made), text) for name, text in texts.items()}
+
+
+def corrected(weights: Weights) -> Weights:
+    """Masked dense weights with SparseGPT's correction of what the mask keeps."""
+    for layer, weight in weights:
+        assert layer.statistics.hessian is not None
+        yield layer, sparsegpt(layer.weight, layer.statistics.hessian, keep=weight != 0)
+
+
+def by_sparsegpt(bed: Workbench, sparsity: float | Sequence[float], pattern: tuple[int, int] | None = None) -> Weights:
+    """SparseGPT by the statistics of the dense model; ``sparsity`` of all blocks, or of each."""
+    for layer in bed.layers:
+        assert layer.statistics.hessian is not None
+        own = sparsity if isinstance(sparsity, float) else sparsity[layer.block]
+        yield layer, sparsegpt(layer.weight, layer.statistics.hessian, own, pattern)
 
 
 def _metric_rivals(space: MetricSpace) -> dict[str, str]:
@@ -199,6 +234,7 @@ def search_allocation(
     settings: EvolutionSettings | None = None,
     windows: SearchWindows | None = None,
     control: bool = True,
+    correct: bool = False,
     progress: Progress = lambda what, done, total: None,
     log: Log = _no_log,
 ) -> dict[str, Any]:
@@ -241,6 +277,11 @@ def search_allocation(
         row["report"] = bench.final(offsets, windows.report)
         rows.append(row)
         log(f"{name}: search text {row['search']:.2f}, report text {row['report']:.2f}  {text}")
+    if correct:
+        best = min((row for row in rows if row["name"].endswith(": search")), key=lambda row: row["search"])
+        for name, per_block in (("uniform", [sparsity] * bench.blocks), (best["name"], best["sparsities"])):
+            row = {"name": f"{name}, SparseGPT", "formula": "", "sparsities": per_block}
+            rows.append(row | _judged(bed, windows, by_sparsegpt(bed, per_block)))
     dense_report = bed.perplexity(iter(()), windows.report)
     result = {"kind": "allocation", **identity, "dense": dense_report, "candidates": rows, **_runs_json(runs)}
     write_json(out / "search.json", result)

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from gossamer.compress._evolution import spearman
+from gossamer.compress._correlation import spearman
 from gossamer.compress._expression import Expr
 from gossamer.core.report import Report
 

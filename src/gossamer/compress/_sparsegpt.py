@@ -25,6 +25,7 @@ def sparsegpt(
     n_of_m: tuple[int, int] | None = None,
     block: int = BLOCK,
     damping: float = DAMPING,
+    keep: Tensor | None = None,
 ) -> Tensor:
     """The pruned and corrected ``weight``, ``(out, in)`` float32.
 
@@ -35,6 +36,7 @@ def sparsegpt(
         sparsity: pruned in every block of columns: ``int(out * columns * sparsity)``, chosen among all rows together.
         n_of_m: instead of ``sparsity``: keep N of every M consecutive inputs, chosen when the update reaches them.
         block: columns per block; rounded down to a multiple of M where ``n_of_m`` is given.
+        keep: bool ``(out, in)``, instead of both: what another score keeps, which is only corrected.
         damping: added to the diagonal, as a share of its mean; raised tenfold as long as the factorisation fails.
 
     Raises:
@@ -46,6 +48,8 @@ def sparsegpt(
     tensor([[0.0000, 2.0901]])
     """
     _check(weight, hessian, sparsity, n_of_m, block)
+    if keep is not None and (keep.shape != weight.shape or keep.dtype != torch.bool):
+        raise ValueError(f"keep must be bool of shape {tuple(weight.shape)}, got {keep.dtype} {tuple(keep.shape)}")
     if n_of_m is not None:
         block = max(block // n_of_m[1], 1) * n_of_m[1]
     kept = weight.detach().float().clone(memory_format=torch.contiguous_format)
@@ -54,7 +58,8 @@ def sparsegpt(
     factor = inverse_factor(hessian, damping)
     for start in range(0, kept.shape[1], block):
         columns = slice(start, min(start + block, kept.shape[1]))
-        errors = _solve_block(kept[:, columns], factor[columns, columns], sparsity, n_of_m)
+        given = None if keep is None else keep[:, columns]
+        errors = _solve_block(kept[:, columns], factor[columns, columns], sparsity, n_of_m, given)
         kept[:, columns.stop :] -= errors @ factor[columns, columns.stop :]
     return kept
 
@@ -81,15 +86,17 @@ def inverse_factor(hessian: Tensor, damping: float = DAMPING) -> Tensor:
     raise ValueError("the Hessian cannot be factorised even with heavy damping: it is not positive semi-definite")
 
 
-def _solve_block(weight: Tensor, factor: Tensor, sparsity: float, n_of_m: tuple[int, int] | None) -> Tensor:
+def _solve_block(
+    weight: Tensor, factor: Tensor, sparsity: float, n_of_m: tuple[int, int] | None, given: Tensor | None
+) -> Tensor:
     """Prune ``weight`` ``(out, columns)`` in place; return the errors that the columns to its right must absorb."""
     diagonal = factor.diagonal()
     errors = torch.zeros_like(weight)
-    keep = torch.ones_like(weight, dtype=torch.bool)
-    if n_of_m is None:
+    keep = torch.ones_like(weight, dtype=torch.bool) if given is None else given
+    if n_of_m is None and given is None:
         keep = keep_per_layer((weight / diagonal).square(), sparsity)
     for column in range(weight.shape[1]):
-        if n_of_m is not None and column % n_of_m[1] == 0:
+        if n_of_m is not None and given is None and column % n_of_m[1] == 0:
             window = slice(column, column + n_of_m[1])
             keep[:, window] = keep_n_of_m((weight[:, window] / diagonal[window]).square(), *n_of_m)
         errors[:, column] = torch.where(keep[:, column], 0.0, weight[:, column]) / diagonal[column]

@@ -8,7 +8,7 @@ again: all layers are pruned by the statistics of the dense model.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -91,11 +91,6 @@ class Workbench:
                 return math.inf
         return found if math.isfinite(found) else math.inf
 
-    def masked(self, keep: Callable[[BenchLayer], Tensor]) -> Iterator[tuple[BenchLayer, Tensor]]:
-        """Every layer with the dense weights where ``keep(layer)`` is True, zero elsewhere."""
-        for layer in self.layers:
-            yield layer, layer.weight * keep(layer)
-
     def restore(self) -> None:
         """Put all dense weights back."""
         for layer in self.layers:
@@ -107,19 +102,3 @@ class Workbench:
         for layer in self.layers:
             sizes[layer.block] += layer.weight.numel()
         return sizes
-
-    def relative_loss(self, weights: Mapping[str, Tensor]) -> float:
-        """Mean over ``weights`` (by layer name) of ``tr(Δ H Δᵀ) / tr(W H Wᵀ)``, the lost share of the output's energy."""
-        shares = []
-        for layer in self.layers:
-            if layer.name in weights:
-                hessian = layer.statistics.hessian
-                if hessian is None:
-                    raise ValueError("relative_loss needs a workbench with Hessians: hessian=True")
-                lost, all_ = (_energy(w, hessian) for w in (layer.weight - weights[layer.name], layer.weight))
-                shares.append(lost / max(all_, 1e-30))
-        return sum(shares) / max(len(shares), 1)
-
-
-def _energy(weight: Tensor, hessian: Tensor) -> float:
-    return float((weight @ hessian * weight).sum())

@@ -1,4 +1,4 @@
-"""The verbs ``gossamer compress``, ``evaluate``, ``generate`` and ``inspect``."""
+"""The verbs ``gossamer compress``, ``evaluate``, ``generate``, ``serve`` and ``inspect``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -15,6 +15,9 @@ from rich.table import Table
 
 from gossamer.compress._cli_search import app as search_app
 from gossamer.core.report import shown_number
+
+if TYPE_CHECKING:
+    from gossamer.compress._settings import Settings
 
 app = typer.Typer(no_args_is_help=True)
 app.add_typer(search_app, name="search")
@@ -26,17 +29,31 @@ TextFile = Annotated[Path | None, typer.Option("--text", help="A text file inste
 
 @app.command("compress")
 def compress_command(
-    model: Annotated[str, typer.Argument(help="A local folder, a GGUF file, a cached hub id, or smollm2-135m.")],
     out: Annotated[Path, typer.Option("--out", help="The folder to write; it must not exist.")],
+    model: Annotated[
+        str | None, typer.Argument(help="A local folder, a GGUF file, a cached hub id, or smollm2-135m.")
+    ] = None,
+    recipe: Annotated[
+        Path | None,
+        typer.Option(help="Take model, settings and text from this TOML file or compressed folder instead."),
+    ] = None,
+    auto: Annotated[bool, typer.Option("--auto", help="Choose score, allocation and format within a budget.")] = False,
+    target_bytes: Annotated[int | None, typer.Option(help="With --auto: bytes of all weights at most.")] = None,
+    max_ppl_increase: Annotated[
+        float | None, typer.Option(help="With --auto: largest increase of perplexity, like 0.1 for a tenth.")
+    ] = None,
     sparsity: Annotated[float, typer.Option(help="Share of zeros in every row, in [0, 1).")] = 0.5,
     pattern: Annotated[str | None, typer.Option(help="N:M instead of a sparsity, like 2:4.")] = None,
     score: Annotated[
         str, typer.Option(help="magnitude, wanda, ria, sparsegpt, or a formula that was found.")
     ] = "wanda",
     allocation: Annotated[
-        Path | None, typer.Option(help="search.json of a search for an allocation: take the best found.")
+        str | None, typer.Option(help="owl, or search.json of a search for an allocation: take the best found.")
     ] = None,
-    format: Annotated[str, typer.Option(help="auto, bitmap, lossless, nm (needs --pattern) or dense.")] = "auto",
+    update: Annotated[bool, typer.Option("--update", help="Correct what the score keeps as SparseGPT does.")] = False,
+    format: Annotated[
+        str, typer.Option(help="auto, bitmap, lossless, dense, nm (needs --pattern) or stb (needs N:8).")
+    ] = "auto",
     propagate: Annotated[
         str, typer.Option(help="Calibrate on outputs of compressed (sequential) or original (dense) blocks.")
     ] = "sequential",
@@ -53,18 +70,60 @@ def compress_command(
 
     Interrupt it whenever you like: the same command goes on from the last finished block.
     """
-    from gossamer.compress import Settings, compress, found_allocation, read_about, read_text
+    from gossamer.compress import Recipe, Settings, compress, found_allocation, read_about, read_recipe, read_text
 
-    per_block = None if allocation is None else found_allocation(allocation)
-    settings = Settings(sparsity, pattern, score, format, propagate, samples, seqlen, dtype, per_block)
+    if (model is None) == (recipe is None):
+        raise ValueError("give a model, or --recipe FILE, and not both")
+
+    if auto:
+        _auto(
+            model,
+            out,
+            target_bytes,
+            max_ppl_increase,
+            Settings(samples=samples, seqlen=seqlen, dtype=dtype),
+            text,
+            as_json,
+        )
+        return
+    if recipe is not None:
+        chosen = read_recipe(recipe)
+    else:
+        assert model is not None
+        per_block = allocation if allocation in (None, "owl") else found_allocation(allocation)
+        settings = Settings(sparsity, pattern, score, format, propagate, samples, seqlen, dtype, per_block, update)
+        chosen = Recipe(model, settings, text)
+    own = read_text(chosen.text) if chosen.text else None
     with _progress() as progress:
-        folder = compress(model, out, settings, read_text(text) if text else None, progress, fresh)
+        folder = compress(chosen.model, out, chosen.settings, own, progress, fresh)
     about = read_about(folder)
     if as_json:
         print(json.dumps({"out": str(folder), **about}))
     else:
         _show_layers(about, by_format=True)
         Console().print(f"wrote {folder}; next: gossamer evaluate {out}")
+
+
+def _auto(
+    model: str | None, out: Path, target_bytes: int | None, increase: float | None, base: Settings, text: Path | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    from gossamer.compress import auto_compress, read_text
+
+    if model is None:
+        raise ValueError("--auto needs a model")
+    with _progress() as progress:
+        own = read_text(text) if text else None
+        result = auto_compress(model, out, target_bytes, increase, base, own, progress=progress)
+    if as_json:
+        print(json.dumps(result))
+        return
+    table = Table("", "MB", "perplexity", "on the front")
+    for point in result["points"]:
+        row = (point["name"], f"{point['bytes'] / 1e6:.1f}", f"{point['perplexity']:.2f}")
+        table.add_row(*row, "yes" if point["front"] else "")
+    Console().print(table)
+    Console().print(f"chosen: {result['chosen']['name']}; wrote {out}; front: {out}.front.html")
 
 
 @app.command("evaluate")
@@ -74,14 +133,17 @@ def evaluate_command(
     seqlen: Annotated[int, typer.Option(help="Tokens per evaluation window.")] = 1024,
     windows: Annotated[int, typer.Option(help="Evaluation windows.")] = 8,
     tokens: Annotated[int, typer.Option(help="Tokens to decode when timing.")] = 64,
+    choices: Annotated[list[Path] | None, typer.Option(help="Multiple-choice questions, JSON; repeatable.")] = None,
+    questions: Annotated[int, typer.Option(help="Questions of each file at most.")] = 200,
     report: Annotated[Path | None, typer.Option("--report", help="Write an HTML report here.")] = None,
     as_json: Json = False,
 ) -> None:
     """Compare a compressed model with the dense one: perplexity, agreement, decode speed, memory, sample text."""
-    from gossamer.compress import evaluate, read_text, write_report
+    from gossamer.compress import evaluate, read_choices, read_text, write_report
 
+    sets = {path.name.partition(".")[0]: read_choices(path, questions) for path in choices or []}
     with _progress() as progress:
-        result = evaluate(folder, read_text(text) if text else None, seqlen, windows, tokens, progress)
+        result = evaluate(folder, read_text(text) if text else None, seqlen, windows, tokens, sets, progress)
     if report is not None:
         write_report(result, report)
     if as_json:
@@ -124,6 +186,64 @@ def generate_command(
     else:
         print()
         _err.print(f"{len(result.token_ids)} tokens, {result.tokens_per_second:.1f} tokens/s")
+
+
+@app.command("finetune")
+def finetune_command(
+    model: Annotated[str, typer.Argument(help="A local folder, a GGUF file, a cached hub id, or smollm2-135m.")],
+    data: Annotated[Path, typer.Option("--data", help="Examples: JSON Lines with question/answer, or the like.")],
+    out: Annotated[Path, typer.Option("--out", help="The folder to write: adapters as PEFT has them, and the base.")],
+    test: Annotated[Path | None, typer.Option("--test", help="Examples whose answers are scored.")] = None,
+    sparsity: Annotated[float, typer.Option(help="Share of zeros in the base; 0 is plain LoRA.")] = 0.5,
+    selection: Annotated[str, typer.Option(help="row, layer or 2:4.")] = "row",
+    rank: Annotated[int, typer.Option(help="Of the task adapter.")] = 16,
+    residual_rank: Annotated[int, typer.Option(help="Of the repair; 0 for none.")] = 16,
+    steps: Annotated[int, typer.Option(help="Optimiser steps.")] = 200,
+    batch: Annotated[int, typer.Option(help="Examples per step.")] = 8,
+    lr: Annotated[float, typer.Option(help="Learning rate of the task adapter.")] = 2e-4,
+    limit: Annotated[int | None, typer.Option(help="Read so many examples at most.")] = None,
+    test_limit: Annotated[int | None, typer.Option(help="Score so many examples at most.")] = 200,
+    seed: Annotated[int, typer.Option(help="Of adapters, order and dropout.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Fine-tune a model whose base is pruned, stays compressed and never changes.
+
+    Interrupt it whenever you like: the same command goes on from the last checkpoint.
+    """
+    from gossamer.compress import SALRConfig, TrainingSettings, finetune, load_dense, read_examples
+
+    config = SALRConfig(sparsity, selection, rank, 2.0 * rank, residual_rank=residual_rank)
+    dense = load_dense(model)
+    dense.model.to(device)
+    scored = read_examples(test, test_limit) if test else []
+    settings = TrainingSettings(steps=steps, batch=batch, lr=lr, seed=seed)
+    with _progress() as progress:
+        result = finetune(dense, out, read_examples(data, limit), scored, config, settings, progress)
+    if as_json:
+        print(json.dumps(result))
+        return
+    table = Table("", "value")
+    for name in ("nll_before", "nll_after", "base_bytes", "adapter_bytes", "dense_bytes"):
+        table.add_row(name.replace("_", " "), _cell(result[name]))
+    Console().print(table)
+
+
+@app.command("serve")
+def serve_command(
+    folder: Annotated[str, typer.Argument(help="A compressed folder, or any model that compress takes.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
+    context: Annotated[int, typer.Option(min=1, help="Positions to hold.")] = 2048,
+    as_json: Json = False,
+) -> None:
+    """Serve a model to programs that speak OpenAI's completions, one request at a time, until interrupted."""
+    from gossamer.compress import run_server
+
+    def ready(address: str) -> None:
+        print(json.dumps({"address": address}) if as_json else f"listening on {address}", flush=True)
+
+    run_server(folder, host, port, context, ready)
 
 
 @app.command("inspect")

@@ -75,7 +75,9 @@ def rotated(rows: int, columns: int, like: Tensor) -> list[Tensor]:
     """Random matrices that together exceed the L2 cache, as far as they are not too large."""
     nbytes = max(1, rows * columns * like.element_size())
     copies = max(1, min(8, math.ceil(_ROTATED_BYTES / nbytes), _MOST_BYTES // nbytes))
-    return [torch.randn(rows, columns, device=like.device).to(like.dtype) for _ in range(copies)]
+    generator = torch.Generator(like.device).manual_seed(0)  # torch's own stays as it is: a seeded training is replayed
+    made = (torch.randn(rows, columns, device=like.device, generator=generator) for _ in range(copies))
+    return [matrix.to(like.dtype) for matrix in made]
 
 
 def class_of(matrix: SparseMatrix, n: int, ways: Sequence[str]) -> str:

@@ -45,7 +45,7 @@ def speed_over_dense(weight: WeightFormat, threads: int = 1) -> float:
 
 
 def _kernel_over_panel(weight: WeightFormat, rows: int) -> float:
-    x = torch.randn(rows, weight.shape[1])
+    x = torch.randn(rows, weight.shape[1], generator=torch.Generator().manual_seed(0))
     return _ratio(lambda: weight.linear(x), lambda: F.linear(x, weight.to_dense().to(x.dtype)))
 
 

@@ -72,8 +72,9 @@ class FragmentWeight(WeightFormat):
     def linear(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """``x @ W.T + bias`` for ``x`` of shape ``(..., in)`` on the weight's device; the result has the dtype of ``x``.
 
-        On a GPU of compute capability 9.0, up to 32 rows of ``x`` are multiplied by the weight as it is stored, with
-        float32 sums in a fixed order; more rows, other devices and gradients use the decoded matrix.
+        On a GPU of compute capability 9.0, up to 32 rows of ``x`` of the weight's own type are multiplied by the weight as
+        it is stored, with float32 sums in a fixed order; more rows, other types and devices, and gradients use the decoded
+        matrix.
 
         Raises:
             ValueError: the last dimension of ``x`` is not ``in``, or ``x`` is on another device.
@@ -81,19 +82,20 @@ class FragmentWeight(WeightFormat):
         """
         self.check_input(x)
         rows = x.numel() // self.shape[1]
-        if x.requires_grad and torch.is_grad_enabled() or not self.kernel_runs(rows):
+        wanted = x.requires_grad and torch.is_grad_enabled()
+        if wanted or x.dtype != self.dtype or not self.kernel_runs(rows):
             return F.linear(x, self.to_dense().to(x.dtype), bias)
-        flat = x.detach().reshape(rows, self.shape[1]).to(self.dtype)
+        flat = x.detach().reshape(rows, self.shape[1])
         meta = self.meta()
         names, values = list(meta), [int(value) for value in meta.values()]
-        y = _linear(flat, list(self.arrays().values()), self.name, self.shape[0], ",".join(names), values).to(x.dtype)
+        y = _linear(flat, list(self.arrays().values()), self.name, self.shape[0], ",".join(names), values)
         y = y.reshape(*x.shape[:-1], self.shape[0])
         return y if bias is None else y + bias
 
     def kernel_runs(self, rows: int) -> bool:
         """Whether :meth:`linear` multiplies so many rows without decoding the matrix into memory."""
         device = self.records.device
-        if device.type != "cuda" or not 0 < rows <= gpu.MAX_N:
+        if device.type != "cuda" or not 0 < rows <= gpu.MAX_N or self.records.data_ptr() % UNIT:
             return False
         return torch.cuda.get_device_capability(device) >= gpu.COMPUTE_CAPABILITY
 
@@ -114,6 +116,12 @@ class FragmentWeight(WeightFormat):
 
     def check_records(self, shortest: int) -> None:
         """``ValueError`` unless records and offsets agree with the shape; ``shortest``: units of the least record."""
+        for name, kind in (("records", torch.int16), ("offsets", torch.int32)):
+            array: Tensor = getattr(self, name)
+            if array.dtype != kind or array.ndim != 1 or not array.is_contiguous():
+                raise ValueError(
+                    f"{name} must be a contiguous vector of {kind}, got {array.dtype} {tuple(array.shape)}"
+                )
         lengths = self.offsets.long().diff()
         if (
             len(lengths) != self.strips * self.tiles
@@ -133,7 +141,8 @@ def _linear(
     kind: Any = format_named(name)
     fields: Mapping[str, int] = dict(zip(meta_names.split(","), meta_values, strict=True))
     weight: FragmentWeight = kind((out_features, x.shape[1]), x.dtype, *arrays, **fields)
-    return gpu.multiply(weight, x)
+    with torch.cuda.device(x.device):
+        return gpu.multiply(weight, x)
 
 
 @_linear.register_fake

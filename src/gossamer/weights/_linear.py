@@ -1,11 +1,13 @@
 """``CompressedLinear``: a drop-in for ``torch.nn.Linear`` whose weight stays compressed in memory.
 
 The stored arrays are buffers of the module, so ``state_dict``, safetensors and transformers' loaders treat them
-like any other tensor; the :class:`WeightFormat` is a view over them and is rebuilt when they are replaced.
+like any other tensor, with what they mean as extra state beside them; the :class:`WeightFormat` is a view over them and is
+rebuilt when they are replaced.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -74,6 +76,26 @@ class CompressedLinear(nn.Module):
         self.backend = backend
         self._view: WeightFormat | None = None
         self._view_of: tuple[int, ...] = ()
+
+    def get_extra_state(self) -> Tensor:
+        """What arrays alone do not tell (format, shape, bases of codes): JSON as bytes, a part of ``state_dict``."""
+        return torch.frombuffer(bytearray(json.dumps(self.description, sort_keys=True).encode()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Take over what belongs to arrays that are being loaded.
+
+        Raises:
+            ValueError: they are of another format or shape than this layer's.
+        """
+        description = json.loads(bytes(state.cpu().numpy()))
+        for key in ("format", "shape", "dtype"):
+            if description.get(key) != self.description[key]:
+                raise ValueError(
+                    f"state has {key} {description.get(key)!r}, this layer {self.description[key]!r}; "
+                    "make the layer from a weight like the one that was saved"
+                )
+        self.description = description
+        self._view = None
 
     @property
     def weight_format(self) -> WeightFormat:

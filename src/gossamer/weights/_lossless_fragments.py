@@ -3,7 +3,8 @@
 Exponents of trained weights crowd into a few values (Fan et al., "ZipServ", ASPLOS 2026, store the seven commonest in
 three bits; the fixed 12-bit form follows public formats of that kind). A record (:mod:`gossamer.weights._fragments`) is
 2048 bytes of mantissas and signs, 1024 bytes of codes, and then the entries whose exponents lie outside the window of
-sixteen, one in thousands: they are coded as ``2 ** (base - 127)``, and a product adds what they differ by.
+sixteen, one in thousands: they are coded as ``2 ** (base - 127)``, and a product adds what they differ by (so that an
+infinite activation may come out as NaN where such an entry is smaller than that).
 ``kernels/nib12_tile.cu`` shows the order.
 """
 
@@ -63,7 +64,8 @@ class FragmentLosslessWeight(FragmentWeight):
 
         Raises:
             TypeError: ``weight`` is no bfloat16 tensor, or an option is given.
-            ValueError: ``weight`` is no matrix.
+            ValueError: ``weight`` is no matrix, or so many exponents lie outside any window of sixteen (as with many zeros
+                among other values) that it would take more memory than the dense one.
 
         >>> weight = torch.randn(64, 256).bfloat16()
         >>> stored = FragmentLosslessWeight.from_dense(weight)
@@ -81,6 +83,11 @@ class FragmentLosslessWeight(FragmentWeight):
         torch.cumsum(lengths, 0, out=offsets[1:])
         if int(offsets[-1]) >= 1 << 31:
             raise ValueError(f"weight of shape {tuple(weight.shape)} takes more than 32 GiB; split it by rows")
+        if records.numel() > len(lengths) * ROWS * COLUMNS:
+            raise ValueError(
+                "weight would take more memory than dense: too few of its exponents lie within sixteen neighbours; keep it "
+                "dense or, if it has many zeros, use FragmentBitmapWeight or SparseLosslessWeight"
+            )
         shape = (weight.shape[0], weight.shape[1])
         return cls(shape, torch.bfloat16, records, offsets.to(torch.int32), int(lengths.max()), base)
 

@@ -28,7 +28,10 @@ def stack_fragments(weights: Sequence[Fragments]) -> Fragments | None:
     if len(alike) != 1 or any(weight.shape[0] % ROWS for weight in weights[:-1]):
         return None
     if len({weight.constant for weight in weights}) > 1:
-        return type(weights[0]).from_dense(torch.cat([weight.to_dense() for weight in weights]))
+        try:
+            return type(weights[0]).from_dense(torch.cat([weight.to_dense() for weight in weights]))
+        except ValueError:  # their numbers differ too much for one range
+            return None
     ends = torch.tensor([int(weight.offsets[-1]) for weight in weights]).cumsum(0).tolist()
     if ends[-1] >= 1 << 31:
         return None

@@ -3,8 +3,8 @@
 Of every 8 consecutive inputs of a row, N are kept. In blocks of 128 columns, a few salient columns are written as
 two signs with two scales (a residual is binarised again); the other kept weights fall into three regions of
 magnitude, split at ``p`` and ``2 p``, and each row has a mean and a scale per region: a weight becomes
-``mean +- scale`` (Dong et al., "STBLLM", ICLR 2025). This is the plain form: ``p`` and the salient columns are
-searched by squared error, and no error is carried over to later columns.
+``mean +- scale`` (Dong et al., "STBLLM", ICLR 2025). ``p`` and the number of salient columns are searched by the squared
+error of the weights; with a factor of the inverse Hessian, later columns make up for the errors of earlier ones.
 
 A weight's *level* says which of the values of its row and block it takes: 0 is pruned, ``1 + 2 * region + sign``, and
 ``7 + sign + 2 * second sign`` for salient columns.
@@ -14,14 +14,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from gossamer.weights._stb_search import salient_errors, split_gains
 
 GROUP, BLOCK, LEVELS = 8, 128, 11
 REGIONS, SCALES = 3, 5
 """Three regions, and two orders of salient columns, have a mean and a scale each."""
-_THRESHOLDS = 40
-_SALIENT = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 50)
+THRESHOLDS = 160
+MOST_SALIENT = 50
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,32 +64,87 @@ def values_of(level: Tensor, table: Tensor, shape: tuple[int, int]) -> Tensor:
 
 
 def stb_quantize(
-    weight: Tensor, norms: Tensor | None = None, n: int = 4, symmetric: bool = False, thresholds: int = _THRESHOLDS
+    weight: Tensor,
+    norms: Tensor | None = None,
+    n: int = 4,
+    symmetric: bool = False,
+    thresholds: int = THRESHOLDS,
+    *,
+    keep: Tensor | None = None,
+    factor: Tensor | None = None,
+    regions: int = REGIONS,
 ) -> STBLevels:
-    """Binarise ``weight`` ``(out, in)``, keeping ``n`` of every 8 inputs.
+    """Binarise ``weight`` ``(out, in)`` on the CPU, keeping ``n`` of every 8 inputs.
 
     norms: ``(in,)``, the norms of the layer's inputs, which weigh what is kept; 1 by default. symmetric: no means.
-    thresholds: how many ``p`` are tried per block.
+    thresholds: how many ``p`` are tried per block. keep: bool ``(out, in)``, what is kept instead, ``n`` of every 8 (fewer
+    where inputs end). factor: ``(in, in)``, the upper Cholesky factor of the inverse Hessian of the layer's output: errors
+    of a block, pruned entries included, are then made up for by the columns to its right, and salient columns are those
+    that the output depends on most. regions: 3, or 2 for one threshold (Huang et al., "BiLLM", ICML 2024).
 
     Raises:
-        ValueError: ``weight`` is not a finite matrix, ``n`` is not in 1..7, or ``norms`` does not fit.
+        ValueError: ``weight`` is not a finite matrix, ``n`` is not in 1..8, or an argument does not fit.
     """
     if weight.ndim != 2 or 0 in weight.shape or not bool(torch.isfinite(weight).all()):
         raise ValueError(f"weight must be a finite matrix without empty dimensions, got shape {tuple(weight.shape)}")
-    if not 1 <= n < GROUP:
+    if not 1 <= n < GROUP and (keep is None or n != GROUP):
         raise ValueError(f"n must be in 1..{GROUP - 1}, kept inputs of every {GROUP}, got {n}")
     rows, columns = weight.shape
     if norms is not None and norms.shape != (columns,):
         raise ValueError(f"norms must have shape ({columns},), got {tuple(norms.shape)}")
+    if factor is not None and factor.shape != (columns, columns):
+        raise ValueError(f"factor must have shape ({columns}, {columns}), got {tuple(factor.shape)}")
+    if regions not in (2, REGIONS):
+        raise ValueError(f"regions must be 2 or {REGIONS}, got {regions}")
     padded = weight.new_zeros(rows, -(-columns // BLOCK) * BLOCK, dtype=torch.float32)
     padded[:, :columns] = weight.detach()
-    keep = _kept(_importance(padded, columns, norms), n)
-    pieces = [
-        _block(padded[:, left : left + BLOCK], keep[:, left : left + BLOCK], symmetric, thresholds)
-        for left in range(0, padded.shape[1], BLOCK)
-    ]
-    level, mean, scale = zip(*pieces, strict=True)
-    return STBLevels((rows, columns), n, torch.cat(level, 1), torch.stack(mean, 1), torch.stack(scale, 1))
+    kept = _kept(_importance(padded, columns, norms), n) if keep is None else _checked(keep, n, padded)
+    return _blocks(padded, kept, n, columns, factor, _Splits(symmetric, thresholds, 2.0 if regions == 3 else torch.inf))
+
+
+@dataclass(frozen=True)
+class _Splits:
+    """What is searched for: ``thresholds`` places of the first threshold, the second ``ratio`` times as high."""
+
+    symmetric: bool
+    thresholds: int
+    ratio: float
+
+
+def _checked(keep: Tensor, n: int, padded: Tensor) -> Tensor:
+    """``keep`` filled up to whole blocks: imaginary inputs count as kept where a group would have too few."""
+    rows, columns = padded.shape
+    if keep.dtype != torch.bool or keep.shape[0] != rows or not columns - BLOCK < keep.shape[1] <= columns:
+        raise ValueError(f"keep must be bool and of the weight's shape, got {keep.dtype} {tuple(keep.shape)}")
+    full = torch.zeros(rows, columns, dtype=torch.bool)
+    full[:, : keep.shape[1]] = keep
+    groups = full.view(rows, -1, GROUP)
+    real = (torch.arange(columns) < keep.shape[1]).view(-1, GROUP)
+    missing = n - groups.sum(2)
+    if bool((missing < 0).any()) or bool((missing > (~real).sum(1)).any()):
+        raise ValueError(f"keep must hold {n} of every {GROUP} consecutive inputs of each row")
+    free = (~groups) & ~real
+    return (groups | (free & (free.cumsum(2) <= missing[..., None]))).view(rows, columns)
+
+
+def _blocks(weight: Tensor, keep: Tensor, n: int, columns: int, factor: Tensor | None, splits: _Splits) -> STBLevels:
+    """Block by block from left to right; ``weight`` is used up."""
+    rows = weight.shape[0]
+    diagonal = torch.ones(weight.shape[1])
+    if factor is not None:
+        diagonal[:columns] = factor.diagonal()
+    pieces = []
+    for left in range(0, weight.shape[1], BLOCK):
+        inside, stop = slice(left, left + BLOCK), min(left + BLOCK, columns)
+        found = _block(weight[:, inside].contiguous(), keep[:, inside].contiguous(), diagonal[inside], splits)
+        pieces.append(found)
+        if factor is not None and stop < columns:
+            level, mean, scale = found
+            values = STBLevels((rows, BLOCK), n, level, mean[:, None], scale[:, None]).to_dense()
+            errors = (weight[:, inside] - values)[:, : stop - left] / diagonal[left:stop]
+            weight[:, stop:columns] -= errors @ factor[left:stop, stop:columns]
+    levels, means, scales = zip(*pieces, strict=True)
+    return STBLevels((rows, columns), n, torch.cat(levels, 1), torch.stack(means, 1), torch.stack(scales, 1))
 
 
 def _importance(weight: Tensor, columns: int, norms: Tensor | None) -> Tensor:
@@ -106,50 +164,44 @@ def _kept(scores: Tensor, n: int) -> Tensor:
     return torch.ones_like(groups, dtype=torch.bool).scatter_(1, pruned, False).view(scores.shape)
 
 
-def _block(weight: Tensor, keep: Tensor, symmetric: bool, thresholds: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Level, mean and scale of one block, with the number of salient columns that gives the least error."""
-    order = (weight * keep).square().sum(0).argsort(descending=True)
-    best: tuple[Tensor, Tensor, Tensor] | None = None
-    least = torch.inf
-    for count in _SALIENT:
-        salient = torch.zeros(BLOCK, dtype=torch.bool, device=weight.device)
-        salient[order[:count]] = True
-        found = _split(weight, keep, salient, symmetric, thresholds=1)
-        error = _error(weight, *found)
-        if error < least:
-            least, best, chosen = error, found, salient
-    assert best is not None
-    fine = _split(weight, keep, chosen, symmetric, thresholds)
-    return fine if _error(weight, *fine) <= least else best
+def _block(weight: Tensor, keep: Tensor, diagonal: Tensor, splits: _Splits) -> tuple[Tensor, Tensor, Tensor]:
+    """Level, mean and scale of one block: the salient columns, then the threshold, that give the least error."""
+    order = (weight * keep / diagonal).square().sum(0).argsort(descending=True, stable=True)
+    place = torch.empty_like(order)
+    place[order] = torch.arange(BLOCK)
+    size = weight.abs()
+    middle = float(size[keep].median()) if bool(keep.any()) else 0.0
+    errors = np.empty((weight.shape[0], MOST_SALIENT + 1))
+    arrays = weight.numpy(), keep.numpy(), place.numpy()
+    salient_errors(*arrays, middle, splits.ratio, splits.symmetric, errors)
+    salient = place < int(errors.sum(0).argmin())
+    return _levels(weight, keep, salient, _threshold(weight, size, keep & ~salient, splits), splits)
 
 
-def _error(weight: Tensor, level: Tensor, mean: Tensor, scale: Tensor) -> float:
-    levels = STBLevels((weight.shape[0], BLOCK), 0, level, mean[:, None], scale[:, None])
-    return float((levels.to_dense() - weight).double().square().sum())
+def _threshold(weight: Tensor, size: Tensor, rest: Tensor, splits: _Splits) -> float:
+    """The first threshold of the regions with the least error; both lie within the inner 80 % of magnitudes."""
+    if not bool(rest.any()):
+        return 0.0
+    shares = torch.linspace(0.1, 0.9, splits.thresholds)
+    chosen = size[rest]
+    candidates = torch.quantile(chosen[:: max(1, len(chosen) // 100_000)], shares)
+    if splits.ratio < torch.inf and bool((inner := splits.ratio * candidates <= candidates[-1]).any()):
+        candidates = candidates[inner]
+    gains = np.empty((weight.shape[0], len(candidates)))
+    split_gains(weight.numpy(), rest.numpy(), candidates.numpy(), splits.ratio, splits.symmetric, gains)
+    return float(candidates[int(gains.sum(0).argmax())])
 
 
-def _split(
-    weight: Tensor, keep: Tensor, salient: Tensor, symmetric: bool, thresholds: int
+def _levels(
+    weight: Tensor, keep: Tensor, salient: Tensor, threshold: float, splits: _Splits
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Binarise with given salient columns: the best of some thresholds for the others."""
+    """Level, mean and scale with given salient columns and threshold."""
+    symmetric = splits.symmetric
     first_sign, first, first_mean, first_scale = _binarise(weight, keep & salient, symmetric)
     second_sign, _, second_mean, second_scale = _binarise(weight - first, keep & salient, symmetric)
-    rest = keep & ~salient
-    size = weight.abs()
-    best, least = torch.zeros((), device=weight.device), torch.inf
-    if bool(rest.any()):
-        places = torch.linspace(0.1, 0.9, thresholds) if thresholds > 1 else torch.tensor([0.5])
-        candidates = torch.quantile(size[rest][:: max(1, int(rest.sum()) // 100_000)], places.to(size))
-        for p in candidates:
-            error = sum(
-                (torch.where(region, weight, 0) - _binarise(weight, region, symmetric)[1]).square().sum()
-                for region in _regions(size, rest, p)
-            )
-            if error < least:
-                least, best = float(error), p
     level = 7 * (keep & salient) + (keep & salient) * (first_sign.int() + 2 * second_sign.int())
     means, scales = [], []
-    for number, region in enumerate(_regions(size, rest, best)):
+    for number, region in enumerate(_regions(weight.abs(), keep & ~salient, threshold, splits.ratio)):
         sign, _, mean, scale = _binarise(weight, region, symmetric)
         level += region * (1 + 2 * number + sign.int())
         means.append(mean)
@@ -159,8 +211,8 @@ def _split(
     return level.to(torch.uint8), _half(mean), _half(scale)
 
 
-def _regions(size: Tensor, rest: Tensor, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return rest & (size < p), rest & (size >= p) & (size < 2 * p), rest & (size >= 2 * p)
+def _regions(size: Tensor, rest: Tensor, p: float, ratio: float) -> tuple[Tensor, Tensor, Tensor]:
+    return rest & (size < p), rest & (size >= p) & (size < ratio * p), rest & (size >= ratio * p)
 
 
 def _binarise(weight: Tensor, chosen: Tensor, symmetric: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:

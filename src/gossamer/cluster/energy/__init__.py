@@ -1,0 +1,1 @@
+"""Clocks, watts and joules of GPUs: how long kernels take at other clocks, and which clocks deadline tasks should get."""
