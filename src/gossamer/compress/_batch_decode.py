@@ -54,6 +54,7 @@ class BatchDecoder:
         self._place = torch.zeros(1, dtype=torch.long, device=device)
         self._text = torch.zeros(batch, max_length + 1, dtype=torch.long, device=device)
         self._logits = torch.empty(0)
+        self._step: Callable[[], Tensor] | None = None
         self._replay = self._captured()
 
     @property
@@ -181,6 +182,7 @@ class BatchDecoder:
             return None
         with torch.cuda.device(self._tokens.device), torch.no_grad():
             step = Step(self.weights, self._cache, self._tokens, self._place)
+            self._step = step  # its buffers have to live as long as the graph that writes to them
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):  # kernels are compiled and plans measured before anything is captured
