@@ -145,9 +145,7 @@ def copied(matrix: Matrix) -> Matrix:
 def decoder_of(model: Model, batch: int) -> tuple[BatchDecoder, int]:
     """A decoder with its prompt, and the most bytes that the model and it took."""
     ids = torch.randint(0, VOCABULARY, (batch, PROMPT))
-    BatchDecoder(model.weights, batch, 32).prefill(
-        ids[:, :32]
-    )  # plans are measured, on copies of weights, before memory
+    BatchDecoder(model.weights, batch, 32).prefill(ids[:, :32])  # plans are measured, on copies of weights
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     decoder = BatchDecoder(model.weights, batch, PROMPT + COUNTED_STEPS)
