@@ -5,7 +5,8 @@ weights that loads with :func:`load` or, once this room is imported, with ``Auto
 
 - :func:`compress`, :class:`Settings`: make such a folder; an interrupted run resumes.
 - :func:`load`, :func:`load_any`, :func:`load_dense`, :func:`read_about`, :func:`check_folder`: open one.
-- :func:`generate`, :class:`Decoder`: decode with it.
+- :func:`generate`, :class:`Decoder`: decode with it; :class:`BatchDecoder`: several sequences, on a GPU as one CUDA graph
+  a step; :class:`LlamaWeights`, :class:`LlamaBlock`, :class:`Joint`: a model for it from elsewhere.
 - :func:`evaluate`, :func:`write_report`: set it beside the dense model; :func:`perplexity`, :func:`compare`: the parts.
 - :func:`default_text`, :func:`read_text`, :class:`Text`: what to calibrate and evaluate on.
 - :func:`search_metric`, :func:`search_allocation`, :func:`write_search_report`: find the formula or the allocation that
@@ -20,6 +21,7 @@ weights that loads with :func:`load` or, once this room is imported, with ``Auto
 from gossamer.compress._adapters import AdapterBank
 from gossamer.compress._allocation_genome import AllocationGenome
 from gossamer.compress._auto import auto_compress
+from gossamer.compress._batch_decode import BatchDecoder
 from gossamer.compress._binarise import binarise, flip_signs, sign_times_scale
 from gossamer.compress._blocks import Block, dense_weight, iter_blocks, linears, set_dense_weight
 from gossamer.compress._calibrate import calibrate
@@ -43,6 +45,7 @@ from gossamer.compress._finetune import TrainingSettings, finetune
 from gossamer.compress._generate import Generation, generate
 from gossamer.compress._gradients import GradientStatistics, gradient_statistics
 from gossamer.compress._html import write_report
+from gossamer.compress._llama_weights import Joint, LlamaBlock, LlamaWeights, llama_weights, plain_rotary
 from gossamer.compress._memory import Resident, resident_memory
 from gossamer.compress._metric import NAMED_METRICS, SymbolicMetric
 from gossamer.compress._metric_space import MetricSpace, same_ranking
@@ -73,6 +76,7 @@ __all__ = [
     "Accuracy",
     "AdapterBank",
     "AllocationGenome",
+    "BatchDecoder",
     "Block",
     "Choice",
     "CompressedModel",
@@ -84,7 +88,10 @@ __all__ = [
     "Expr",
     "Generation",
     "GradientStatistics",
+    "Joint",
     "LinearStatistics",
+    "LlamaBlock",
+    "LlamaWeights",
     "MetricSpace",
     "Recipe",
     "Resident",
@@ -119,12 +126,14 @@ __all__ = [
     "gradient_statistics",
     "iter_blocks",
     "linears",
+    "llama_weights",
     "load",
     "load_any",
     "load_dense",
     "load_finetuned",
     "mean_nll",
     "perplexity",
+    "plain_rotary",
     "prune",
     "rank_form",
     "read_about",

@@ -1,8 +1,8 @@
 """Token-by-token decoding whose own overhead does not hide the kernels.
 
 transformers' forward of a small model spends more time in Python than in products. :class:`Decoder` runs LLaMA-like
-models (LLaMA, Mistral, Qwen2, Qwen3) in a loop of its own and every other causal model through its own forward,
-behind the same verbs.
+models (LLaMA, Mistral, Qwen2, Qwen3) in a loop of its own, on a GPU as one CUDA graph a step, and every other causal model
+through its own forward, behind the same verbs.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gossamer.compress._decode_forward import ForwardSteps
+from gossamer.compress._decode_graph import GraphSteps
 from gossamer.compress._decode_llama import LlamaSteps, is_llama_like
 from gossamer.compress._decode_matrices import DENSE, Dense
 
@@ -37,20 +38,22 @@ class Steps(Protocol):
 
 
 class Decoder:
-    """Decodes one sequence with a causal language model of transformers on the CPU.
+    """Decodes one sequence with a causal language model of transformers, on the CPU or a GPU.
 
     Args:
         model: its linear layers may be dense or compressed. Nothing of it is copied but small vectors, unless
-            ``dense`` asks for a dtype that its weights do not have.
-        max_length: positions that the cache holds (float32; memory is taken as it fills).
+            ``dense`` asks for a dtype that its weights do not have. On a GPU, its queries, keys and values become views of
+            one matrix, and gate and up too.
+        max_length: positions that the cache holds (float32, memory is taken as it fills; on a GPU in the model's type and
+            at once).
         threads: of the kernels; by default as many as torch uses now. Products that torch computes (the prompt,
             and ``dense="torch-..."``) use torch's own number.
         dense: how dense layers multiply in LLaMA-like models: "gossamer" with our own kernel, "torch-bf16" and
-            "torch-fp32" with torch, for comparison. Models that run in their own forward ignore it.
+            "torch-fp32" with torch, for comparison. Models on a GPU or in their own forward ignore it.
 
     Raises:
-        ValueError: ``max_length`` is not positive or beyond the model's context, the model is not on the CPU, or an
-            argument is none of those accepted.
+        ValueError: ``max_length`` is not positive or beyond the model's context, the model is neither on the CPU nor on a
+            GPU, or an argument is none of those accepted.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
@@ -71,7 +74,9 @@ class Decoder:
         self.vocabulary: int = model.get_input_embeddings().num_embeddings
         self.position = 0
         self._steps: Steps
-        if is_llama_like(model):
+        if is_llama_like(model) and model.device.type == "cuda":
+            self._steps = GraphSteps(model, max_length)
+        elif is_llama_like(model):
             self._steps = LlamaSteps(model, max_length, threads or torch.get_num_threads(), dense)
             self._steps.step(0, 0)  # kernels are compiled or loaded at their first call: not in somebody's first token
         else:
@@ -80,7 +85,7 @@ class Decoder:
     @property
     def own_loop(self) -> bool:
         """Whether steps run in our loop; if not, in the model's own forward."""
-        return isinstance(self._steps, LlamaSteps)
+        return not isinstance(self._steps, ForwardSteps)
 
     def prefill(self, ids: Sequence[int] | Tensor) -> np.ndarray:
         """Start anew with the prompt ``ids`` and return the logits after its last token.
@@ -144,8 +149,8 @@ def _check_arguments(model: PreTrainedModel, max_length: int, threads: int | Non
         raise ValueError(f"dense must be one of {', '.join(DENSE)}, got {dense!r}")
     if threads is not None and threads < 1:
         raise ValueError(f"threads must be at least 1, got {threads}")
-    if model.device.type != "cpu":
-        raise ValueError(f"the model must be on the CPU, got {model.device}; move it with model.cpu()")
+    if model.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"the model must be on the CPU or a GPU, got {model.device}; move it with model.cpu()")
     context = getattr(model.config, "max_position_embeddings", None) or max_length
     if not 1 <= max_length <= context:
         raise ValueError(f"max_length must be 1 to {context}, the context of the model, got {max_length}")

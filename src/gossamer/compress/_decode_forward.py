@@ -37,7 +37,7 @@ class ForwardSteps:
 
     def step(self, token: int, position: int) -> np.ndarray:
         """Logits ``(vocabulary,)`` after ``token``; the cache itself knows the position."""
-        return self._forward(torch.tensor([token])).numpy()
+        return self._forward(torch.tensor([token])).cpu().numpy()
 
     def reset(self) -> None:
         """Forget the sequence."""
@@ -57,6 +57,6 @@ class ForwardSteps:
     @torch.inference_mode()
     def _forward(self, ids: Tensor) -> Tensor:
         given = {self._cache_name: self._cache, "use_cache": True, **self._options}
-        output = self._model(ids[None], **given)
+        output = self._model(ids[None].to(self._model.device), **given)
         self._cache = output[self._cache_name]
         return output.logits[0, -1].float()
