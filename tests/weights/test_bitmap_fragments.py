@@ -171,3 +171,12 @@ def test_every_candidate_fits_and_covers_all_columns() -> None:
             assert plan.shared_bytes(weight, n) <= 227 * 1024
             split = -(-weight.tiles // plan.splits)
             assert split * (plan.splits - 1) < weight.tiles <= split * plan.splits
+
+
+def test_a_place_for_the_dense_matrix_has_to_fit() -> None:
+    weight = FragmentBitmapWeight.from_dense(torch.eye(64, dtype=torch.bfloat16))
+    place = torch.zeros(64, 64, dtype=torch.bfloat16)
+    assert weight.to_dense(place) is place and torch.equal(place, torch.eye(64, dtype=torch.bfloat16))
+    for wrong in (torch.zeros(64, 64), torch.zeros(64, 63).bfloat16(), torch.zeros(64, 128).bfloat16()[:, ::2]):
+        with pytest.raises(ValueError, match=r"out must be a contiguous torch\.bfloat16 tensor of shape \(64, 64\)"):
+            weight.to_dense(wrong)

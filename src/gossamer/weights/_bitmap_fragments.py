@@ -84,8 +84,7 @@ class FragmentBitmapWeight(FragmentWeight):
 
     def to_dense(self, out: Tensor | None = None) -> Tensor:
         """The dense ``(out, in)`` matrix on the weight's device, written into ``out`` if given."""
-        if out is None:
-            out = torch.empty(self.shape, dtype=self.dtype, device=self.records.device)
+        out = self.place_for(out)
         bits = out.view(torch.int16)
         for rows in strips_at_once(*self.shape):
             _decode(self.records, self.offsets, rows.start // ROWS, bits[rows])

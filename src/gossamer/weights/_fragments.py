@@ -45,6 +45,23 @@ class FragmentWeight(WeightFormat):
         """The same weight on another device."""
         return self._map(lambda array: array.to(device))
 
+    def place_for(self, out: Tensor | None) -> Tensor:
+        """``out``, checked, or room for the dense matrix on the weight's device.
+
+        Raises:
+            ValueError: ``out`` is not contiguous or has another shape, type or device.
+        """
+        device = self.records.device
+        if out is None:
+            return torch.empty(self.shape, dtype=self.dtype, device=device)
+        fits = tuple(out.shape) == self.shape and out.dtype == self.dtype and out.device == device
+        if not fits or not out.is_contiguous():
+            raise ValueError(
+                f"out must be a contiguous {self.dtype} tensor of shape {self.shape} on {device}, "
+                f"got {out.dtype} of shape {tuple(out.shape)} on {out.device}"
+            )
+        return out
+
     def _map(self, change: Any) -> Self:
         arrays: Any = {name: change(array) for name, array in self.arrays().items()}
         return replace(self, **arrays)  # type: ignore[type-var]  # every subclass is a dataclass

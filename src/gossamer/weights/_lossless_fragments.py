@@ -93,8 +93,7 @@ class FragmentLosslessWeight(FragmentWeight):
 
     def to_dense(self, out: Tensor | None = None) -> Tensor:
         """The dense ``(out, in)`` matrix on the weight's device, written into ``out`` if given."""
-        if out is None:
-            out = torch.empty(self.shape, dtype=self.dtype, device=self.records.device)
+        out = self.place_for(out)
         bits = out.view(torch.int16)
         if out.is_cuda and out.is_contiguous() and out.data_ptr() % 16 == 0:
             with torch.cuda.device(out.device):
