@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
+from itertools import pairwise
 
 import pytest
 
@@ -25,7 +26,7 @@ def longest_paths(line):
     edges = [(first, then) for then in range(len(line.tasks)) for first in line.predecessors(then)]
     for resource in ("a", "b"):
         queue = [number for number, task in enumerate(line.tasks) if task.resource == resource]
-        edges += zip(queue, queue[1:], strict=False)
+        edges += pairwise(queue)
     start = [0.0] * len(line.tasks)
     for _ in line.tasks:
         for first, then in edges:

@@ -136,6 +136,7 @@ class LinearCost:
             raise ValueError(f"a and b must be finite and at least 0, got a={self.a}, b={self.b}")
 
     def __call__(self, nbytes: float) -> float:
+        """Seconds for ``nbytes``."""
         return self.a + self.b * nbytes
 
 
@@ -148,6 +149,7 @@ class TwoPieceCost:
     knee: float
 
     def __call__(self, nbytes: float) -> float:
+        """Seconds for ``nbytes``."""
         return self.small(nbytes) if nbytes < self.knee else self.large(nbytes)
 
 

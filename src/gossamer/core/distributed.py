@@ -79,7 +79,8 @@ def _watch(processes: list[Any], folder: str, deadline: float, timeout: float) -
     while running:
         ended = wait([process.sentinel for process in running.values()], timeout=max(0.0, deadline - time.monotonic()))
         if not ended:
-            raise RankError(min(running), f"had not ended after {timeout:g} s")
+            late = [rank for rank in running if not Path(folder, f"{rank}.result").exists()] or list(running)
+            raise RankError(min(late), f"had not ended after {timeout:g} s")
         bad = [rank for rank, process in running.items() if process.sentinel in ended and _code(process)]
         if bad:
             time.sleep(0.1)  # whoever failed first has often made others fail; let it be the one that is named

@@ -25,6 +25,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -88,7 +89,7 @@ class Timeline:
         before = [list(tasks) for tasks in self._before]
         if order == "given":
             for queue in self._queues().values():
-                for first, then in zip(queue, queue[1:], strict=False):
+                for first, then in pairwise(queue):
                     before[then].append(first)
             start = self._earliest(before)
         else:
@@ -244,7 +245,8 @@ class Schedule:
             for resource, row in rows.items()
         ]
         events += [
-            {"name": task.name, "ph": "X", "pid": 0, "tid": rows[task.resource], "ts": 1e6 * start, "dur": 1e6 * task.seconds}
+            {"name": task.name, "ph": "X", "pid": 0, "tid": rows[task.resource], "ts": 1e6 * start,
+             "dur": 1e6 * task.seconds}
             for task, start in zip(self.tasks, self.start, strict=True)
             if task.resource is not None
         ]  # fmt: skip
