@@ -52,9 +52,9 @@ def spawn(
     """
     if ranks < 1:
         raise ValueError(f"ranks must be at least 1, got {ranks}")
-    # A fork server imports torch once; ranks are forked from it, before any of its threads exist.
+    # A fork server imports torch and numba once; ranks are forked from it, before any of its threads exist.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "gossamer.core.distributed"])
+    context.set_forkserver_preload(["torch", "numba", "gossamer.core.distributed"])
     with tempfile.TemporaryDirectory(prefix="gossamer-ranks-") as folder:
         processes = [
             context.Process(target=_rank_main, args=(function, arguments, rank, ranks, folder, timeout, seed), daemon=True)
@@ -294,9 +294,7 @@ class EmulatedTransport(Transport):
 
 
 def _sleep_until(nanoseconds: int) -> None:
-    """Sleep, then spin for the last tenth of a millisecond, which sleeping would overshoot."""
+    """Sleep, not spin: on a machine with fewer cores than ranks another rank needs the core."""
     remaining = nanoseconds - time.monotonic_ns()
-    if remaining > 200_000:
-        time.sleep(1e-9 * (remaining - 100_000))
-    while time.monotonic_ns() < nanoseconds:
-        time.sleep(0)
+    if remaining > 0:
+        time.sleep(1e-9 * remaining)

@@ -33,6 +33,9 @@ class GradientExchanger:
     error_feedback: ``"exact"``: sums that merging drops stay with exactly one rank, nothing is lost. ``"paper"``: a rank
         takes back what it sent if its position is not in the result; a share that another rank's entry outlived is lost.
     dense_below: groups with fewer entries are sent densely: biases and norms cost no more than their start-up.
+    on_nonfinite: ``"raise"``, or ``"propagate"``: every rank gets NaN, so that ``torch.amp.GradScaler`` skips the step
+        on all of them.
+    loss_scale: what losses are multiplied with, like ``scaler.get_scale``; residuals are kept unscaled.
     transport: carries the messages; one over the default process group if not given.
 
     Gradients are those of the parameters, in any floating type; residuals are float32 and in the gradients' own unit,
@@ -51,6 +54,8 @@ class GradientExchanger:
         error_feedback: ErrorFeedback = "exact",
         topology: Topology = "butterfly",
         dense_below: int = 1024,
+        on_nonfinite: Literal["raise", "propagate"] = "raise",
+        loss_scale: Callable[[], float] = lambda: 1.0,
         transport: Transport | None = None,
     ) -> None:
         if method not in _METHODS:
@@ -59,12 +64,16 @@ class GradientExchanger:
             raise ValueError(f"error_feedback must be 'exact' or 'paper', got {error_feedback!r}")
         if topology not in ("butterfly", "tree"):
             raise ValueError(f"topology must be 'butterfly' or 'tree', got {topology!r}")
+        if on_nonfinite not in ("raise", "propagate"):
+            raise ValueError(f"on_nonfinite must be 'raise' or 'propagate', got {on_nonfinite!r}")
         self._density = density
         self.method = method
         self.link = link or preset("1gbe")
         self.error_feedback = error_feedback
         self.topology: Topology = topology
         self.dense_below = dense_below
+        self.on_nonfinite = on_nonfinite
+        self.loss_scale = loss_scale
         self.transport = transport or Transport()
         self.residuals = Residuals()
         self.step = 0
@@ -98,34 +107,50 @@ class GradientExchanger:
         gradient: the gradients of the parameters ``names``, of ``sizes`` entries, one after another. It is not changed.
 
         Raises:
-            NonFiniteGradients: some rank's gradients hold NaN or Inf. All ranks raise it; residuals of this group are
-                as before on no rank: load a state or start them anew.
+            NonFiniteGradients: some rank's gradients hold NaN or Inf. All ranks raise it, and their residuals are, to
+                rounding, what they were before.
             ValueError: ``sizes`` do not add up, or ranks disagree on the number of entries.
         """
         if sum(sizes) != gradient.numel() or len(sizes) != len(names):
             raise ValueError(f"sizes must hold one number a name and add up to {gradient.numel()}, got {list(sizes)}")
         k = max(1, int(self.density_at(self.step) * gradient.numel()))
         method = self.chosen_method(gradient.numel(), k)
+        scale = self.loss_scale()
         pending = self.residuals.flat(names, sizes, gradient.device)
-        pending += gradient.detach().reshape(-1)
-        if method == "dense":
-            total = self._dense(pending)
-        else:
-            values, indices = select_topk(pending, k)
-            pending[indices] = 0
-            total = (self._gtopk if method == "gtopk" else self._topk)(pending, values, indices)
-        return (total / self.transport.size).to(gradient.dtype).view(gradient.shape)
+        mine = gradient.detach().reshape(-1).float() / scale
+        finite = bool(torch.isfinite(mine.abs().amax())) if mine.numel() else True
+        if finite:
+            pending += mine
+        try:
+            total = self._dense(pending, finite) if method == "dense" else self._sparse(method, pending, k, finite)
+        except NonFiniteGradients:
+            if finite:
+                pending -= mine
+            if self.on_nonfinite == "raise":
+                raise
+            return torch.full_like(gradient, torch.nan)
+        return (total * (scale / self.transport.size)).to(gradient.dtype).view(gradient.shape)
 
-    def _dense(self, pending: Tensor) -> Tensor:
-        total = pending.clone()
+    def _dense(self, pending: Tensor, finite: bool) -> Tensor:
+        total = pending.clone() if finite else torch.full_like(pending, torch.nan)
         self.transport.all_reduce_(total)
         if not torch.isfinite(total).all():
             raise NonFiniteGradients("the gradients of some rank hold NaN or Inf: lower the learning rate or loss scale")
         pending.zero_()
         return total
 
-    def _topk(self, pending: Tensor, values: Tensor, indices: Tensor) -> Tensor:
-        return topk_all_reduce(values, indices, pending.numel(), self.transport).to(pending.device)
+    def _sparse(self, method: str, pending: Tensor, k: int, finite: bool) -> Tensor:
+        """Take the k largest out of ``pending``, exchange them, put back what stays; all as before if that fails."""
+        values, indices = select_topk(pending, k)
+        sent = values if finite else torch.full_like(values, torch.nan)  # the way to tell all ranks
+        pending[indices] = 0
+        try:
+            if method == "topk":
+                return topk_all_reduce(sent, indices, pending.numel(), self.transport).to(pending.device)
+            return self._gtopk(pending, sent, indices)
+        except BaseException:
+            pending[indices] = values
+            raise
 
     def _gtopk(self, pending: Tensor, values: Tensor, indices: Tensor) -> Tensor:
         reduced = gtopk_all_reduce(values, indices, self.transport, self.topology)

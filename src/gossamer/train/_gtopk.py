@@ -70,15 +70,24 @@ def topk_all_reduce(values: Tensor, indices: Tensor, size: int, transport: Trans
     Raises:
         NonFiniteGradients: a value on some rank is NaN or Inf; raised on all ranks.
     """
+    return add_sparse_(torch.zeros(size, dtype=torch.float32), topk_all_gather(values, indices, transport))
+
+
+def topk_all_gather(values: Tensor, indices: Tensor, transport: Transport) -> list[Sparse]:
+    """The values and indices of every rank, by rank; errors as :func:`topk_all_reduce`."""
     _check(values, indices)
-    total = torch.zeros(size, dtype=torch.float32)
-    gathered = transport.all_gather(torch.cat([indices.cpu(), values.cpu().view(torch.int32)]))
     k = values.numel()
-    for row in gathered:
-        theirs = row[k:].view(torch.float32)
-        if not all_finite(theirs):
-            raise _non_finite()
-        total.index_add_(0, row[:k], theirs)
+    gathered = transport.all_gather(torch.cat([indices.cpu(), values.cpu().view(torch.int32)]))
+    lists = [(row[k:].view(torch.float32), row[:k]) for row in gathered]
+    if not all(all_finite(theirs) for theirs, _ in lists):
+        raise _non_finite()
+    return lists
+
+
+def add_sparse_(total: Tensor, lists: list[Sparse]) -> Tensor:
+    """Add sparse vectors to a dense one, in their order; returns it."""
+    for values, indices in lists:
+        total.index_add_(0, indices, values)
     return total
 
 

@@ -57,6 +57,8 @@ def ddp_hook(exchanger: GradientExchanger, model: nn.Module) -> Any:
         running.add_done_callback(deliver)
         return promised
 
+    # DDP compares the annotations themselves, which here are strings.
+    hook.__annotations__.update({"bucket": dist.GradBucket, "return": torch.futures.Future[Tensor]})
     return hook
 
 
