@@ -86,14 +86,14 @@ def loss_of(model, batch):
     return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
 
-def train(wrap, options, data=None, epochs=6, batch=8):
+def train(wrap, options, data=None, epochs=8, batch=32):
     """Train on this rank's share; returns the accuracy on held-out data and all parameters."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    x, y, test_x, test_y = data or (*digits(2048, 2), *digits(1000, 3))
+    x, y, test_x, test_y = data or (*digits(2560, 2), *digits(1000, 3))
     model = network()
     exchanger = GradientExchanger(**options)
     wrapped = model
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     if wrap == "ddp":
         wrapped = DistributedDataParallel(model, bucket_cap_mb=0.012)
         wrapped.register_comm_hook(exchanger, ddp_hook(exchanger, model))
@@ -119,13 +119,21 @@ class Forgetful(GradientExchanger):
         return super().exchange(flat, names, sizes)
 
 
-def forget(options, data=None):
+def forget(options, data=None, epochs=8):
     global GradientExchanger
     before, GradientExchanger = GradientExchanger, Forgetful
     try:
-        return train("native", options, data)
+        return train("native", options, data, epochs)
     finally:
         GradientExchanger = before
+
+
+def train_all_ways(data=None, epochs=8):
+    """Densely, with sparse exchange in DDP and in hooks of the parameters, and without residuals."""
+    sparse = {"density": 0.01, "method": "gtopk", "dense_below": 0}
+    ways = [train("native", {"method": "dense"}, data, epochs)]
+    ways += [train(wrap, sparse, data, epochs) for wrap in ("ddp", "native")]
+    return [*ways, forget(sparse, data, epochs)]
 
 
 class TwoHeads(nn.Module):

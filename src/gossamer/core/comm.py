@@ -192,7 +192,7 @@ def fit_two_pieces(nbytes: Sequence[float], seconds: Sequence[float]) -> TwoPiec
     n, t = n[order], t[order]
 
     def split(at: int) -> tuple[float, TwoPieceCost]:
-        small, large = fit_linear(n[:at], t[:at]), fit_linear(n[at:], t[at:])
+        small, large = (fit_linear(a.tolist(), b.tolist()) for a, b in ((n[:at], t[:at]), (n[at:], t[at:])))
         return sum(error**2 for error in (*small.errors, *large.errors)), TwoPieceCost(small, large, float(n[at]))
 
     with warnings.catch_warnings():

@@ -111,12 +111,12 @@ def _rank_main(
     torch.set_num_threads(1)
     torch.manual_seed(seed + rank)
     try:
-        store = dist.FileStore(os.path.join(folder, "store"), ranks)
+        store = dist.distributed_c10d.FileStore(os.path.join(folder, "store"), ranks)
         patience = timedelta(seconds=timeout + 60)  # the watchdog's time runs out first
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=patience)
         result = function(*arguments)
         Path(folder, f"{rank}.result").write_bytes(pickle.dumps(result))
-        store.set(f"done {rank}", b"1")  # nobody closes its connections while another still reads
+        store.set(f"done {rank}", "1")  # nobody closes its connections while another still reads
         store.wait([f"done {other}" for other in range(ranks)], patience)
     except BaseException:
         text = Path(folder, f"{rank}.error.part")
@@ -180,8 +180,11 @@ class Transport:
                 assert into is not None
                 stamp = torch.empty(_HEADER_WORDS, dtype=torch.int64)
                 self._wait(self._receive(stamp, source))
-                received, delivery = tuple(stamp[:3].tolist()), int(stamp[3])
+                first, second, third, delivery = stamp.tolist()
+                received = first, second, third
                 if received[2] != header[2]:
+                    if sent:
+                        self._wait(sent[0])  # a message that is dropped half-way never tells the peer
                     raise ValueError(
                         f"all ranks must exchange messages of one size: rank {self.rank} has {header[2]} entries, "
                         f"rank {source} has {received[2]}; give them the same density and the same parameters"
@@ -192,7 +195,7 @@ class Transport:
                 self._wait(work)
         except RuntimeError as error:
             raise self._explained(error, to, source) from error
-        return received  # type: ignore[return-value]
+        return received
 
     def all_reduce_(self, tensor: Tensor) -> None:
         """Add ``tensor`` over all ranks, in place."""

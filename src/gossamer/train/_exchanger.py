@@ -135,7 +135,9 @@ class GradientExchanger:
         total = pending.clone() if finite else torch.full_like(pending, torch.nan)
         self.transport.all_reduce_(total)
         if not torch.isfinite(total).all():
-            raise NonFiniteGradients("the gradients of some rank hold NaN or Inf: lower the learning rate or loss scale")
+            raise NonFiniteGradients(
+                "the gradients of some rank hold NaN or Inf: lower the learning rate or loss scale"
+            )
         pending.zero_()
         return total
 

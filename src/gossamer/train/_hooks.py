@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
 
 if TYPE_CHECKING:
     from gossamer.train._exchanger import GradientExchanger
@@ -38,9 +38,12 @@ def ddp_hook(exchanger: GradientExchanger, model: nn.Module) -> Any:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     issuer = Issuer()
 
-    def hook(state: GradientExchanger, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def hook(state: GradientExchanger, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         parameters = bucket.parameters()
-        keys, sizes = [names[id(parameter)] for parameter in parameters], [parameter.numel() for parameter in parameters]
+        keys, sizes = (
+            [names[id(parameter)] for parameter in parameters],
+            [parameter.numel() for parameter in parameters],
+        )
         promised: torch.futures.Future[Tensor] = torch.futures.Future()
         running = issuer.submit(state, bucket.buffer(), keys, sizes)
         last = bucket.is_last()
@@ -58,7 +61,7 @@ def ddp_hook(exchanger: GradientExchanger, model: nn.Module) -> Any:
         return promised
 
     # DDP compares the annotations themselves, which here are strings.
-    hook.__annotations__.update({"bucket": dist.GradBucket, "return": torch.futures.Future[Tensor]})
+    hook.__annotations__.update({"bucket": GradBucket, "return": torch.futures.Future[Tensor]})
     return hook
 
 
@@ -85,7 +88,9 @@ class NativeHooks:
     ) -> None:
         self.exchanger = exchanger
         wanted = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        self.groups = [tuple(group) for group in groups] if groups is not None else [(name,) for name in reversed(wanted)]
+        self.groups = (
+            [tuple(group) for group in groups] if groups is not None else [(name,) for name in reversed(wanted)]
+        )
         listed = [name for group in self.groups for name in group]
         if sorted(listed) != sorted(wanted):
             wrong = sorted(set(listed) ^ set(wanted)) or sorted({name for name in listed if listed.count(name) > 1})

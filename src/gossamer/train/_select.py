@@ -54,7 +54,12 @@ def merge_topk(
     if first[0].device.type != "cpu":
         return _merge_by_sorting(first, second, k)
     arrays = _merge(first[0].numpy(), first[1].numpy(), second[0].numpy(), second[1].numpy(), k)
-    return torch.from_numpy(arrays[0]), torch.from_numpy(arrays[1]), torch.from_numpy(arrays[2]), torch.from_numpy(arrays[3])
+    return (
+        torch.from_numpy(arrays[0]),
+        torch.from_numpy(arrays[1]),
+        torch.from_numpy(arrays[2]),
+        torch.from_numpy(arrays[3]),
+    )
 
 
 def all_finite(values: Tensor) -> bool:
@@ -104,7 +109,7 @@ def _threshold(bits: Ints, k: int) -> tuple[int, int]:  # pragma: no cover
             wanted -= counts[digit]
             digit -= 1
         prefix |= np.int32(digit << shift)
-    return prefix, wanted
+    return int(prefix), wanted
 
 
 @njit(cache=True, nogil=True)
