@@ -1,8 +1,9 @@
 """gTop-k against Top-k by all-gather and the dense ring on an emulated 1 Gb Ethernet: eight ranks, 25 million gradients.
 
 Every rank is a process; messages go through gloo on one machine and are delivered when a link with the published
-constants (0.436 ms a message, 9 ns a byte) would have delivered them. Timed is the exchange of what was selected, from a barrier to the slowest rank: messages, merging,
-and adding the result into a dense vector that exists already. Selecting is shown beside it.
+constants (0.436 ms a message, 9 ns a byte) would have delivered them. Timed is the exchange of what was selected, from
+a barrier to the slowest rank: messages, merging, and adding the result into a dense vector that exists already. Selecting
+is shown beside it.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ Rooms are loaded when first touched, so that ``import gossamer`` costs next to n
 - ``gossamer.weights``: compressed formats of one weight matrix, and layers that multiply without unpacking it;
 - ``gossamer.compress``: whole language models pruned, encoded, checked, served;
 - ``gossamer.sparse``: products of sparse with dense matrices, with gradients;
+- ``gossamer.train``: data-parallel training that sends less;
 - ``gossamer.core``: what rooms share: hardware facts, measuring, files, reports.
 
 >>> import gossamer
@@ -17,7 +18,7 @@ from types import ModuleType
 
 __version__ = "0.1.0"
 
-_ROOMS = ("compress", "core", "sparse", "weights")
+_ROOMS = ("compress", "core", "sparse", "train", "weights")
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -64,6 +64,17 @@ def bad_gradients(method):
     return message, spread, (before - after).abs().max().item(), good
 
 
+def scaled_losses():
+    """Averages with gradients scaled by 1024 in the second step, unscaled again, and the residuals after them."""
+    scale = [1.0]
+    exchanger = GradientExchanger(0.1, "gtopk", dense_below=0, loss_scale=lambda: scale[0])
+    found = []
+    for step, scale[0] in enumerate((1.0, 1024.0, 1.0)):
+        mine = gradient(exchanger.transport.rank, 100, step) * scale[0]
+        found.append((exchanger.exchange(mine, ["w"], [100]) / scale[0]).numpy())
+    return found, exchanger.residuals.state()["w"].numpy()
+
+
 def different_densities():
     exchanger = GradientExchanger(0.1 * (1 + dist.get_rank()), "gtopk", dense_below=0)
     return catch(lambda: exchanger.exchange(torch.ones(100), ["w"], [100]))

@@ -121,6 +121,14 @@ def test_nan_on_one_rank_stops_all_and_leaves_residuals_whole(method):
         assert spread and good and change < 1e-4
 
 
+def test_loss_scales_do_not_reach_the_residuals():
+    """Scales are powers of two, so that nothing but the scale can make a difference."""
+    plain = spawn(ranks_do.average, 2, 100, 3, {"density": 0.1, "method": "gtopk"})
+    for (steps, residual), (found, _) in zip(spawn(ranks_do.scaled_losses, 2), plain, strict=True):
+        assert all(np.array_equal(mine, theirs) for mine, (theirs, _) in zip(steps, found, strict=True))
+        assert np.array_equal(residual, found[-1][1])
+
+
 def test_ranks_with_different_densities_are_told():
     for kind, text in spawn(ranks_do.different_densities, 2):
         assert kind == "ValueError" and "messages of one size" in text

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -111,7 +112,7 @@ def _rank_main(
     torch.set_num_threads(1)
     torch.manual_seed(seed + rank)
     try:
-        store = dist.distributed_c10d.FileStore(os.path.join(folder, "store"), ranks)
+        store = FileStore(os.path.join(folder, "store"), ranks)
         patience = timedelta(seconds=timeout + 60)  # the watchdog's time runs out first
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=patience)
         result = function(*arguments)

@@ -171,8 +171,10 @@ class GradientExchanger:
         return {"residuals": self.residuals.state(), "step": self.step, "ranks": self.transport.size}
 
     def load_state_dict(
-        self, states: Mapping[str, Any] | Sequence[Mapping[str, Any]], on_other_ranks: Literal["raise", "sum", "drop"] = "raise"
-    ) -> None:  # fmt: skip
+        self,
+        states: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        on_other_ranks: Literal["raise", "sum", "drop"] = "raise",
+    ) -> None:
         """Continue from this rank's :meth:`state_dict`, or, if the number of ranks has changed, from those of all.
 
         on_other_ranks: what happens if there were as many ranks as ``states`` and now there are not: ``"sum"``: every
