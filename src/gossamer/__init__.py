@@ -7,6 +7,7 @@ Rooms are loaded when first touched, so that ``import gossamer`` costs next to n
 - ``gossamer.graphs``: layers of graph networks on those products, and their training;
 - ``gossamer.sparse``: products of sparse with dense matrices, with gradients;
 - ``gossamer.cluster``: schedulers of GPU clusters on real traces, sharing, energy, load;
+- ``gossamer.train``: data-parallel training that sends less;
 - ``gossamer.core``: what rooms share: hardware facts, measuring, files, reports.
 
 >>> import gossamer
@@ -19,7 +20,7 @@ from types import ModuleType
 
 __version__ = "0.1.0"
 
-_ROOMS = ("cluster", "compress", "core", "graphs", "sparse", "weights")
+_ROOMS = ("cluster", "compress", "core", "graphs", "sparse", "train", "weights")
 
 
 def __getattr__(name: str) -> ModuleType:
