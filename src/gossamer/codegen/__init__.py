@@ -17,7 +17,7 @@ from gossamer.codegen._inner_ir import InnerKernel
 from gossamer.codegen._kernel import DYNAMIC_EDGE, MicroKernel
 from gossamer.codegen._program import BASES, Job, Program, kernel_address
 from gossamer.codegen._targets import ELEMENT_BYTES, TARGET_NAMES, Target, host_target, named_target
-from gossamer.codegen._tiling import Strip, Tiling, fixed_tile, tile, tile_cycles, tile_shapes
+from gossamer.codegen._tiling import Strip, Tiling, fixed_tile, row_heights, tile, tile_cycles, tile_shapes
 
 __all__ = [
     "BASES",
@@ -39,6 +39,7 @@ __all__ = [
     "inner_loop",
     "kernel_address",
     "named_target",
+    "row_heights",
     "tile",
     "tile_cycles",
     "tile_shapes",

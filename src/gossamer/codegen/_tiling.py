@@ -18,6 +18,8 @@ _WIDTHS = (1, 2, 3, 4, 6, 8)
 _HEIGHTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14)
 _DYNAMIC_ROWS = 48
 _TILE_CYCLES = 9.0
+_L1_BYTES = 22 << 10  # of 32 KiB, what B may take beside A and C
+_L2_BYTES_A_CYCLE = 20.0
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,9 @@ def tile_cycles(target: Target, rows: int, vectors: int, depth: int, semiring: S
         issued += rows * vectors
     # Accumulators that are too few wait for themselves; tiles that follow each other fill about half of the gap.
     waiting = target.fma_latency * (0.5 + 0.5 * min(1.0, rows * vectors / (target.fma_latency * target.fma_ports)))
+    b_bytes = vectors * target.vector_bytes
+    if depth * b_bytes > _L1_BYTES:  # the strip of B comes from the second cache again for every tile
+        waiting = max(waiting, b_bytes / _L2_BYTES_A_CYCLE)
     step = max(arithmetic / target.fma_ports, loads / target.load_ports, issued / target.issue, waiting)
     return depth * step + _TILE_CYCLES + rows * vectors
 
@@ -128,6 +133,11 @@ def tile(
         left += best[left][1]
     widths.sort(reverse=True)
     return _assembled(m, n, k, target, lanes, widths, columns)
+
+
+def row_heights(m: int, k: int, vectors: int, target: Target) -> tuple[tuple[int, int], ...]:
+    """The cheapest cut of ``m`` rows of a strip: pairs of tile rows and how many such tiles."""
+    return _rows(m, k, vectors, tile_shapes(target)[vectors], target, "plus_times")[1]
 
 
 def fixed_tile(m: int, n: int, k: int, target: Target) -> Tiling:
