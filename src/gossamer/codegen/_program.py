@@ -8,9 +8,9 @@ bases by their strides from item to item: the price of a product is a few indire
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 from llvmlite import ir
@@ -27,6 +27,7 @@ from gossamer.codegen._vector_ops import LONG, PTR
 AnyKernel = MicroKernel | CopyKernel | InnerKernel
 BASES = 8
 _FIELDS = 16
+_Numbers = ctypes.c_int64 * BASES
 
 
 @cache
@@ -79,9 +80,11 @@ class Program:
 
         Nothing is checked: addresses are the caller's responsibility.
         """
-        given = (ctypes.c_int64 * BASES)(*bases)
-        steps = (ctypes.c_int64 * BASES)(*strides)
-        self._run(self._place, len(self.jobs), given, steps, items)
+        self.bound(bases, strides, items)()
+
+    def bound(self, bases: Sequence[int], strides: Sequence[int] = (), items: int = 1) -> Callable[[], None]:
+        """The same as a function without arguments, for running again on the same memory without preparation."""
+        return partial(self._run, self._place, len(self.jobs), _Numbers(*bases), _Numbers(*strides), items)
 
 
 @cache
@@ -91,12 +94,16 @@ def _runner(target: Target) -> ctypes._CFuncPtr:
 
 
 def _runner_ir(target: Target) -> ir.Module:
-    """``run_program(jobs, count, bases, strides, items)``; the bases are moved in place."""
+    """``run_program(jobs, count, bases, strides, items)``."""
     module = ir.Module(name="run_program")
     module.triple = target.triple
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [PTR, LONG, PTR, PTR, LONG]), "run_program")
-    jobs, count, bases, strides, items = function.args
+    jobs, count, first_bases, strides, items = function.args
     builder = ir.IRBuilder(function.append_basic_block("entry"))
+    bases = builder.alloca(LONG, LONG(BASES))
+    for base in range(BASES):
+        places = [builder.gep(array, [LONG(base)], source_etype=LONG) for array in (first_bases, bases)]
+        builder.store(builder.load(places[0], align=8, typ=LONG), places[1], align=8)
 
     def number(array: ir.Value, place: ir.Value) -> ir.Value:
         return builder.load(builder.gep(array, [place], source_etype=LONG), align=8, typ=LONG)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -27,8 +26,35 @@ class _Part:
     """One thread's program and its scratch memory."""
 
     program: Program
-    a_copy: np.ndarray
-    b_copy: np.ndarray
+    scratch: tuple[np.ndarray, np.ndarray]
+
+
+_Operands = tuple[np.ndarray, np.ndarray | None, np.ndarray | None, np.ndarray | None]
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """A plan's calls on certain arrays, which it keeps alive: running on the same arrays again costs no checks."""
+
+    given: _Operands
+    strides: tuple[tuple[int, ...], ...]
+    c: np.ndarray
+    calls: list[Callable[[], None]]
+    pool: ThreadPoolExecutor | None
+
+    def holds(self, given: _Operands) -> bool:
+        """Whether these are the same arrays, and nobody has changed their strides in place."""
+        same = all(ours is theirs for ours, theirs in zip(self.given, given, strict=True))
+        # A result that was made here belongs to the caller of then: it must not be written again.
+        return same and given[2] is not None and self.strides == tuple(array.strides for array in given if array is not None)
+
+    def run(self) -> None:
+        """Compute."""
+        if self.pool is None:
+            self.calls[0]()
+            return
+        for done in [self.pool.submit(call) for call in self.calls]:
+            done.result()
 
 
 class GemmPlan:
@@ -43,7 +69,8 @@ class GemmPlan:
         self.threads = threads
         self._form, self._target, self._packed = form, target, packed
         self._scales = np.array([*scales, scales[0], 1.0], np.float32)
-        self._parts = lru_cache(maxsize=32)(self._make_parts)
+        self._parts: dict[tuple[int, int, int], list[_Part]] = {}
+        self._last: _Bound | None = None
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
 
     def run(self, a: np.ndarray, b: np.ndarray | None = None, c: np.ndarray | None = None, bias: np.ndarray | None = None) -> np.ndarray:
@@ -57,18 +84,14 @@ class GemmPlan:
             TypeError: an operand is no NumPy array of the right dtype.
             ValueError: a shape differs from the plan's, entries of a row are not consecutive, or c shares memory with a or b.
         """
-        operands = self._operands(a, b, c, bias, stack=False)
-        self._execute(operands, 1)
-        return operands[2]
+        return self._execute((a, b, c, bias), stack=False)
 
     def run_many(self, a: np.ndarray, b: np.ndarray | None = None, c: np.ndarray | None = None, bias: np.ndarray | None = None) -> np.ndarray:
         """Compute a stack of products in one native call: ``a`` ``(items, m, k)``, ``c`` ``(items, m, n)``.
 
         b: one for all, or a stack too; the same holds for what was packed. bias: one for all. Raises as :meth:`run`.
         """
-        operands = self._operands(a, b, c, bias, stack=True)
-        self._execute(operands, len(a))
-        return operands[2]
+        return self._execute((a, b, c, bias), stack=True)
 
     def explain(self) -> str:
         """The register tiles, the blocks, and what the performance model expects."""
@@ -111,29 +134,41 @@ class GemmPlan:
             _check_vector(bias, self.n)
         return a, b, c, bias
 
-    def _execute(self, operands: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None], items: int) -> None:
-        a, b, c, bias = operands
-        rows = Strides(a.strides[-2], b.strides[-2] if self._packed is None else 0, c.strides[-2])
+    def _execute(self, given: _Operands, stack: bool) -> np.ndarray:
+        if self._last is None or not self._last.holds(given):
+            self._last = self._bind(given, stack)
+        self._last.run()
+        return self._last.c
+
+    def _bind(self, given: _Operands, stack: bool) -> _Bound:
+        """Operands checked, and every thread's call prepared."""
+        a, b, c, bias = self._operands(*given, stack=stack)
+        items = len(a) if stack else 1
         bases, steps = [0] * BASES, [0] * BASES
-        for base, array in ((A, a), (B, b), (C, c)):
-            bases[base] = array.ctypes.data
-            stacked = len(array) > 1 if array is self._packed else array.ndim == 3
-            steps[base] = array.strides[0] if stacked else 0
+        bases[A], bases[B], bases[C] = a.ctypes.data, b.ctypes.data, c.ctypes.data
+        if items > 1:
+            steps[A], steps[C] = a.strides[0], c.strides[0]
+            stacked = len(b) > 1 if b is self._packed else b.ndim == 3
+            steps[B] = b.strides[0] if stacked else 0
         bases[BIAS] = bias.ctypes.data if bias is not None else 0
-        bases[SCALES], bases[LATER_SCALES] = self._scales.ctypes.data, self._scales.ctypes.data + 8
-        parts = self._parts(rows)
-        if self._pool is None:
-            _run_part(parts[0], bases, steps, items)
-            return
-        for job in [self._pool.submit(_run_part, part, bases, steps, items) for part in parts]:
-            job.result()
+        bases[SCALES] = self._scales.ctypes.data
+        bases[LATER_SCALES] = bases[SCALES] + 8
+        rows = a.strides[-2], 0 if b is self._packed else b.strides[-2], c.strides[-2]
+        if rows not in self._parts:
+            self._parts[rows] = self._make_parts(Strides(*rows))
+        calls = []
+        for part in self._parts[rows]:
+            own = list(bases)
+            own[A_COPY], own[B_COPY] = part.scratch[0].ctypes.data, part.scratch[1].ctypes.data
+            calls.append(part.program.bound(own, steps, items))
+        return _Bound(given, tuple(array.strides for array in given if array is not None), c, calls, self._pool)
 
     def _make_parts(self, strides: Strides) -> list[_Part]:
         parts = []
         for share in _shares(self.tiling, self.threads):
             blocking = Blocking(self._form, share, strides, self.k, self._target)
             scratch = aligned_bytes(blocking.a_scratch), aligned_bytes(blocking.b_scratch)
-            parts.append(_Part(Program(blocking.jobs, self._target), *scratch))
+            parts.append(_Part(Program(blocking.jobs, self._target), scratch))
         return parts
 
 
@@ -208,12 +243,6 @@ def _same_strips(tiling: Tiling, rows: int) -> Tiling:
         replace(strip, heights=row_heights(rows, tiling.k, strip.vectors, tiling.target)) for strip in tiling.strips
     )
     return replace(tiling, m=rows, strips=strips)
-
-
-def _run_part(part: _Part, bases: Sequence[int], steps: Sequence[int], items: int) -> None:
-    own = list(bases)
-    own[A_COPY], own[B_COPY] = part.a_copy.ctypes.data, part.b_copy.ctypes.data
-    part.program.run(own, steps, items)
 
 
 def _check(name: str, array: Any, dtype: np.dtype, shape: tuple[int, int], stack: bool, optional: bool) -> None:
