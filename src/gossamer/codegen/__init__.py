@@ -7,10 +7,12 @@ In: a small description (:class:`MicroKernel`: rows, vectors, semiring, edge, up
 - :class:`Program`, :class:`Job`: lists of kernel calls that run in one native call, also over a stack.
 - :func:`tile`: the cheapest cut of a result into register tiles under a performance model; ``.explain()``.
 - :func:`inner_loop`: what an emitted loop holds: instructions, multiply-adds, references to the stack.
+- :func:`fma_chains`, :func:`min_plus_chains`: arithmetic on registers alone, the ceiling of a kernel.
 - :func:`named_target`, :func:`host_target`: processors.
 """
 
 from gossamer.codegen._assembly import InnerLoop, inner_loop
+from gossamer.codegen._ceilings import fma_chains, min_plus_chains
 from gossamer.codegen._copy_ir import CopyKernel
 from gossamer.codegen._emit import emit
 from gossamer.codegen._inner_ir import InnerKernel
@@ -35,9 +37,11 @@ __all__ = [
     "Tiling",
     "emit",
     "fixed_tile",
+    "fma_chains",
     "host_target",
     "inner_loop",
     "kernel_address",
+    "min_plus_chains",
     "named_target",
     "row_heights",
     "tile",

@@ -14,7 +14,7 @@ _MINIMUM = re.compile(r"^\s+(?:v(?:min|max)[ps][sd]|vp(?:min|max)sd|f(?:min|max)
 
 @dataclass(frozen=True)
 class InnerLoop:
-    """Counts over the instructions of the longest loop without another loop inside."""
+    """Counts over the instructions of a loop without another loop or a branch inside."""
 
     instructions: int
     multiply_adds: int
@@ -23,28 +23,24 @@ class InnerLoop:
 
 
 def inner_loop(assembly: str) -> InnerLoop:
-    """The innermost loop with the most arithmetic in ``assembly`` (x86 in AT&T syntax, or AArch64).
+    """The loop of one basic block with the most arithmetic in ``assembly`` (x86 in AT&T syntax, or AArch64).
 
     Raises:
-        ValueError: there is no loop.
+        ValueError: there is no such loop.
     """
-    lines = assembly.splitlines()
-    labels = {match[1]: number for number, line in enumerate(lines) if (match := _LABEL.match(line))}
-    loops = []
-    for number, line in enumerate(lines):
-        match = _JUMP.match(line)
-        if match and match[1] in labels and labels[match[1]] < number:
-            loops.append((labels[match[1]], number))
-    inner = [loop for loop in loops if not any(_inside(other, loop) for other in loops)]
-    if not inner:
-        raise ValueError("the assembly holds no loop")
-    # The blocks of an outer loop that are laid out apart can look like a loop with the last step's arithmetic in it.
-    counts = [_count(lines[start : end + 1]) for start, end in inner]
-    return max(counts, key=lambda found: (found.multiply_adds + found.extremes, -found.instructions))
-
-
-def _inside(inner: tuple[int, int], outer: tuple[int, int]) -> bool:
-    return inner != outer and outer[0] <= inner[0] and inner[1] <= outer[1]
+    loops, label, block = [], "", []
+    for line in assembly.splitlines():
+        if match := _LABEL.match(line):
+            label, block = match[1], []
+            continue
+        block.append(line)
+        if match := _JUMP.match(line):
+            if match[1] == label:
+                loops.append(_count(block))
+            label = ""
+    if not loops:
+        raise ValueError("the assembly holds no loop of one basic block")
+    return max(loops, key=lambda found: (found.multiply_adds + found.extremes, -found.instructions))
 
 
 def _count(lines: list[str]) -> InnerLoop:

@@ -94,16 +94,20 @@ class MicroKernel:
         if not lowest <= self.edge < lanes or (target.scalable and self.edge > 0):
             raise ValueError(f"edge must be from {lowest} to {lanes - 1} for {target.name}, got {self.edge}")
 
+    def by_element(self, target: Target) -> bool:
+        """Whether A is read four steps at a time: no processor adds or compares by an element, only multiplies."""
+        return target.by_element and self.semiring == "plus_times" and self.element == "f32"
+
     def registers(self, target: Target) -> int:
         """Vector registers in use at once: accumulators, operands of one step, and what the semiring computes."""
-        held = self.rows if target.by_element else min(self.rows, self.vectors)
-        streamed = self.vectors if target.by_element else 1
+        held = self.rows if self.by_element(target) else min(self.rows, self.vectors)
+        streamed = self.vectors if self.by_element(target) else 1
         temporary = 0 if self.semiring == "plus_times" else 1
         return self.rows * self.vectors + held + streamed + temporary
 
     def rotating_registers(self, target: Target) -> int:
         """Registers in use where every register of B is loaded again right after its last use."""
-        held = self.rows if target.by_element or self.vectors > self.rows else 1
+        held = self.rows if self.by_element(target) or self.vectors > self.rows else 1
         return self.rows * self.vectors + self.vectors + held + (self.semiring != "plus_times")
 
     @property

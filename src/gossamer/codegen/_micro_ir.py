@@ -73,9 +73,9 @@ class _MicroBuilder:
         self.function = function
         self.builder = ir.IRBuilder(function.append_basic_block("entry"))
         self.ops = VectorOps(self.builder, kernel, target)
-        self.by_element = target.by_element
+        self.by_element = kernel.by_element(target)
         # With A's rows held and B streamed, the tile is walked by vectors; otherwise by rows.
-        self.by_vector = not target.by_element and kernel.vectors > kernel.rows
+        self.by_vector = not self.by_element and kernel.vectors > kernel.rows
         # Where registers do not suffice, B is loaded at its use; a tile of one row has but one use of it.
         self.rotating = kernel.rows > 1 and kernel.rotating_registers(target) <= target.registers
         self.a_bytes = self.ops.scalar_bytes

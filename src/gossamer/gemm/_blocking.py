@@ -17,8 +17,8 @@ from gossamer.gemm._pack import padded_width, strip_starts
 A, B, C, BIAS, SCALES, LATER_SCALES, A_COPY, B_COPY = range(8)
 """The bases of a program. Later blocks of the depth scale what is in C by one, the first by beta."""
 
-_DEPTH = 384
-_A_BLOCK_BYTES = 160 << 10
+_DEPTH = 512
+_A_BLOCK_BYTES = 224 << 10
 INNER_COLUMNS = 3
 _INNER_ROWS = {1: 8, 2: 4, 3: 3}
 
@@ -62,7 +62,7 @@ def depth_blocks(k: int) -> list[tuple[int, int]]:
     """Starts and ends of about equal blocks of the depth.
 
     >>> depth_blocks(1000)
-    [(0, 334), (334, 668), (668, 1000)]
+    [(0, 500), (500, 1000)]
     """
     count = math.ceil(k / _DEPTH)
     size = math.ceil(k / count)
