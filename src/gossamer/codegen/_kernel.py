@@ -33,7 +33,8 @@ class MicroKernel:
 
     rows, vectors: the register tile. element: "f32", "f64", "i32" (semirings of minima only).
     semiring: "plus_times", "min_plus" (sums, then minima; int32 infinity is 2**30 - 1) or "max_min" (also "or-and", on 0 and 1).
-    edge: columns in the last vector; 0 where it is full, ``DYNAMIC_EDGE`` where the call says it (targets with masks).
+    edge: columns in the last vector; 0 where it is full, ``DYNAMIC_EDGE`` where the call says it (x86 and SVE; on AVX2
+        stores under such masks are slow).
     update: "store" (C is overwritten, never read), "accumulate" (C (+) product), "scale" (alpha * product + beta * C).
     bias, activation: applied last. padded_b: rows of B may be read to the end of the last vector.
     b_element: "bf16" where a packed B holds bfloat16. unroll: steps of the inner loop; 0 leaves it to :meth:`steps`.
@@ -90,7 +91,7 @@ class MicroKernel:
                 f"{target.name} has {target.registers}"
             )
         lanes = target.lanes(self.element)
-        lowest = DYNAMIC_EDGE if target.masks else 0
+        lowest = DYNAMIC_EDGE if target.masks or target.triple.startswith("x86") else 0
         if not lowest <= self.edge < lanes or (target.scalable and self.edge > 0):
             raise ValueError(f"edge must be from {lowest} to {lanes - 1} for {target.name}, got {self.edge}")
 

@@ -19,7 +19,7 @@ _HEIGHTS = tuple(range(1, 15))
 _DYNAMIC_ROWS = 48
 _TILE_CYCLES = 9.0
 _L1_BYTES = 22 << 10  # of 32 KiB, what B may take beside A and C
-_L2_BYTES_A_CYCLE = 20.0
+_L2_BYTES_A_CYCLE = 32.0
 
 
 @dataclass(frozen=True)
@@ -75,17 +75,18 @@ def tile_cycles(target: Target, rows: int, vectors: int, depth: int, semiring: S
     >>> tile_cycles(named_target("x86-avx2"), 6, 2, 256) < 2 * tile_cycles(named_target("x86-avx2"), 3, 2, 256)
     True
     """
-    arithmetic = rows * vectors
+    arithmetic = float(rows * vectors)
     loads = vectors + (rows / 4 if target.by_element else rows)
     issued = arithmetic + loads + 1.0
     if semiring != "plus_times":  # two instructions a pair, on the ports of additions
         arithmetic *= 2
         issued += rows * vectors
-    # Accumulators that are too few wait for themselves; tiles that follow each other fill about half of the gap.
-    waiting = target.fma_latency * (0.5 + 0.5 * min(1.0, rows * vectors / (target.fma_latency * target.fma_ports)))
+    # Accumulators that are too few wait for themselves; tiles that follow each other fill a part of the gap.
+    waiting = target.fma_latency * (0.72 + 0.28 * min(1.0, rows * vectors / (target.fma_latency * target.fma_ports)))
     b_bytes = vectors * target.vector_bytes
     if depth * b_bytes > _L1_BYTES:  # the strip of B comes from the second cache again for every tile
         waiting = max(waiting, b_bytes / _L2_BYTES_A_CYCLE)
+        arithmetic *= 1.05
     step = max(arithmetic / target.fma_ports, loads / target.load_ports, issued / target.issue, waiting)
     return depth * step + _TILE_CYCLES + rows * vectors
 
