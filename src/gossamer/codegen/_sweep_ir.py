@@ -22,9 +22,10 @@ from gossamer.codegen._compile import addresses
 from gossamer.codegen._kernel import MicroKernel, Semiring
 from gossamer.codegen._loops import counted
 from gossamer.codegen._targets import Target, host_target
-from gossamer.codegen._vector_ops import INT, LONG, PTR, VectorOps, offset
+from gossamer.codegen._vector_ops import BYTE, INT, LONG, PTR, VectorOps, call, offset
 
 _VECTORS = 8
+_CHUNK = 512
 
 
 @dataclass(frozen=True)
@@ -117,29 +118,57 @@ def _down(module: ir.Module, name: str, kernel: MicroKernel, target: Target) -> 
 
 
 def _scatter(module: ir.Module, name: str, kernel: MicroKernel, target: Target) -> None:
+    """A chunk of vertices is turned round into a tile that stays in the caches, and each of its rows then goes to memory."""
     builder, ops = _function(module, name, [PTR, PTR, LONG, PTR], kernel, target)
     x, places, n, rows = builder.function.args
-    size = LONG(ops.scalar_bytes)
-    whole = builder.and_(n, LONG(-2 * ops.lanes))
-    with counted(builder, 0, whole, 2 * ops.lanes) as vertex:
-        sources = [_row(builder, ops, x, _head(builder, places, builder.add(vertex, LONG(lane)))) for lane in range(2 * ops.lanes)]
-        with counted(builder, 0, LONG(_VECTORS)) as part:
-            at = builder.mul(part, LONG(target.vector_bytes))
-            for half in range(2):  # both halves of a cache line of every row, one behind the other
-                mine = sources[half * ops.lanes : (half + 1) * ops.lanes]
-                square = _turned(builder, [ops.load(offset(builder, source, at), cut=False) for source in mine])
-                column = builder.mul(builder.add(vertex, LONG(half * ops.lanes)), size)
+    size, width = LONG(ops.scalar_bytes), _VECTORS * ops.lanes
+    row_bytes = _CHUNK * ops.scalar_bytes + 64  # rows of the tile begin in different sets of the cache
+    tile = builder.inttoptr(builder.ptrtoint(builder.alloca(BYTE, LONG(width * row_bytes)), LONG), PTR)
+    with counted(builder, 0, n, _CHUNK) as first:
+        left = builder.sub(n, first)
+        count = builder.select(builder.icmp_signed("<", left, LONG(_CHUNK)), left, LONG(_CHUNK))
+        whole = builder.and_(count, LONG(-ops.lanes))
+        with counted(builder, 0, whole, ops.lanes) as vertex:
+            heads = [builder.add(builder.add(first, vertex), LONG(lane)) for lane in range(ops.lanes)]
+            sources = [_row(builder, ops, x, _head(builder, places, head)) for head in heads]
+            for head in heads:  # rows come from anywhere in x: those of the turn after next are asked for now
+                later = builder.add(head, LONG(2 * ops.lanes))
+                later = builder.select(builder.icmp_signed("<", later, n), later, head)
+                row = _row(builder, ops, x, _head(builder, places, later))
+                for line in range(0, _VECTORS * target.vector_bytes, 64):
+                    hint = [offset(builder, row, line), INT(0), INT(3), INT(1)]
+                    call(builder, "llvm.prefetch.p0", ir.VoidType(), hint)
+            column = builder.mul(vertex, size)
+            with counted(builder, 0, LONG(_VECTORS)) as part:
+                at = builder.mul(part, LONG(target.vector_bytes))
+                square = _turned(builder, [ops.load(offset(builder, source, at), cut=False) for source in sources])
+                corner = offset(builder, offset(builder, tile, builder.mul(part, LONG(ops.lanes * row_bytes))), column)
                 for lane, vector in enumerate(square):
-                    number = builder.add(builder.mul(part, LONG(ops.lanes)), LONG(lane))
-                    row = builder.load(builder.gep(rows, [number], source_etype=PTR), align=8, typ=PTR)
-                    ops.store(vector, offset(builder, row, column), cut=False)
-    with counted(builder, whole, n) as vertex:
-        source = _row(builder, ops, x, _head(builder, places, vertex))
-        with counted(builder, 0, LONG(_VECTORS * ops.lanes)) as number:
-            value = builder.load(offset(builder, source, builder.mul(number, size)), align=ops.scalar_bytes, typ=ops.scalar)
+                    ops.store(vector, offset(builder, corner, lane * row_bytes), cut=False)
+        with counted(builder, whole, count) as vertex:
+            source = _row(builder, ops, x, _head(builder, places, builder.add(first, vertex)))
+            with counted(builder, 0, LONG(width)) as number:
+                value = builder.load(offset(builder, source, builder.mul(number, size)), align=ops.scalar_bytes, typ=ops.scalar)
+                place = offset(builder, offset(builder, tile, builder.mul(number, LONG(row_bytes))), builder.mul(vertex, size))
+                builder.store(value, place, align=ops.scalar_bytes)
+        with counted(builder, 0, LONG(width)) as number:
             row = builder.load(builder.gep(rows, [number], source_etype=PTR), align=8, typ=PTR)
-            builder.store(value, offset(builder, row, builder.mul(vertex, size)), align=ops.scalar_bytes)
+            source = offset(builder, tile, builder.mul(number, LONG(row_bytes)))
+            _copied(builder, ops, source, offset(builder, row, builder.mul(first, size)), count)
     builder.ret_void()
+
+
+def _copied(builder: ir.IRBuilder, ops: VectorOps, source: ir.Value, row: ir.Value, count: ir.Value) -> None:
+    """Copy ``count`` numbers."""
+    size = LONG(ops.scalar_bytes)
+    whole = builder.and_(count, LONG(-ops.lanes))
+    with counted(builder, 0, whole, ops.lanes) as index:
+        at = builder.mul(index, size)
+        ops.store(ops.load(offset(builder, source, at), cut=False), offset(builder, row, at), cut=False)
+    with counted(builder, whole, count) as index:
+        at = builder.mul(index, size)
+        value = builder.load(offset(builder, source, at), align=ops.scalar_bytes, typ=ops.scalar)
+        builder.store(value, offset(builder, row, at), align=ops.scalar_bytes)
 
 
 def _turned(builder: ir.IRBuilder, rows: list[ir.Value]) -> list[ir.Value]:
