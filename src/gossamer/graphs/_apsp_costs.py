@@ -14,13 +14,13 @@ from gossamer.graphs._weighted import WeightedGraph
 
 # Seconds per unit of work on one core, measured on a Zen 3 at about 3 GHz.
 _SWEEP_PAIR = 4.5e-11
-_FACTOR_PAIR = 1.6e-9
+_FACTOR_PAIR = 4.8e-9
 _PRODUCT_PAIR = 5.0e-11
 _SUPERNODE_PAIR = 1.0e-10
 _SUPERNODE = 1.0e-4
-_WRITTEN_BYTE = 2.5e-10
-_HEAP_STEP = 4.0e-9
-_HEAP_EDGE = 6.0e-9
+_WRITTEN_BYTE = 5.0e-10
+_HEAP_STEP = 8.0e-9
+_HEAP_EDGE = 1.0e-8
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from gossamer.core.jit import aligned_bytes, kernel
 from gossamer.graphs._semirings import ELEMENTS, Semiring
 
 LEAF = 64
-_DEPTH = 256
-_ROWS = 96
-_COLUMNS = 1024
+_DEPTH = 128
+_ROWS = 192
+_COLUMNS = 512
 
 
 class Products:
@@ -27,26 +27,37 @@ class Products:
         self.rule = rule
         self.dtype = np.dtype(dtype)
         self._block: BlockProduct = block_product(rule.kernel, ELEMENTS[self.dtype])
-        strips = -(-_COLUMNS // self._block.columns)
-        self._packed = aligned_bytes(strips * self._block.columns * _DEPTH * self.dtype.itemsize).view(self.dtype)
+        size = self.dtype.itemsize
+        self._packed = np.empty(0, self.dtype)
+        # Rows of A are copied to where they begin in different sets of the cache.
+        self._rows = aligned_bytes(_ROWS * (_DEPTH * size + 64)).view(self.dtype).reshape(_ROWS, -1)
 
     def add(self, c: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
         """``c`` may be ``a`` or ``b`` where the other is closed: an entry that is already better is still a path's."""
         m, n, depth, size = a.shape[0], b.shape[1], a.shape[1], self.dtype.itemsize
         width = self._block.columns
-        packed = self._packed.ctypes.data
-        a_place, c_place = a.ctypes.data, c.ctypes.data
-        for k in range(0, depth, _DEPTH):
-            inner = min(_DEPTH, depth - k)
-            for j in range(0, n, _COLUMNS):
-                columns = min(_COLUMNS, n - j)
-                _pack(b[k : k + inner, j : j + columns], self._packed, width)
-                for i in range(0, m, _ROWS):
-                    rows = min(_ROWS, m - i)
+        row_bytes = self._rows.strides[0]
+        for j in range(0, n, _COLUMNS):
+            columns = min(_COLUMNS, n - j)
+            strips = -(-columns // width)
+            packed = self._room(depth * strips * width)
+            for k in range(0, depth, _DEPTH):
+                _pack(b[k : k + _DEPTH, j : j + columns], packed[k * strips * width :], width)
+            for i in range(0, m, _ROWS):  # this block of C stays in the cache over the whole depth
+                rows = min(_ROWS, m - i)
+                for k in range(0, depth, _DEPTH):
+                    inner = min(_DEPTH, depth - k)
+                    self._rows[:rows, :inner] = a[i : i + rows, k : k + inner]
                     self._block(
-                        a_place + i * a.strides[0] + k * size, a.strides[0], packed, inner * width * size, width * size,
-                        c_place + i * c.strides[0] + j * size, c.strides[0], rows, columns, inner,
+                        self._rows.ctypes.data, row_bytes,
+                        packed.ctypes.data + k * strips * width * size, inner * width * size, width * size,
+                        c.ctypes.data + i * c.strides[0] + j * size, c.strides[0], rows, columns, inner,
                     )  # fmt: skip
+
+    def _room(self, numbers: int) -> np.ndarray:
+        if len(self._packed) < numbers:
+            self._packed = aligned_bytes(numbers * self.dtype.itemsize).view(self.dtype)
+        return self._packed
 
 
 def close(a: np.ndarray, products: Products) -> None:
