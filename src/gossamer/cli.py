@@ -34,6 +34,7 @@ _VERBS = {
     "inspect": _Verb("gossamer.compress.cli", "Show every layer's format, density and bytes."),
     "weights": _Verb("gossamer.weights.cli", "Pack a safetensors checkpoint into fewer bytes, bit for bit, and back."),
     "sparse": _Verb("gossamer.sparse.cli", "Plan the products of a sparse matrix; write a report."),
+    "apsp": _Verb("gossamer.graphs.cli", "Distances between all vertices of a graph, into a .npy file."),
     "bench": _Verb("gossamer.core.cli", "Measure claims again and write their records."),
     "claims": _Verb("gossamer.core.cli", "Show every claim beside its bar and its records."),
     "systems": _Verb("gossamer.core.cli", "Show the published systems: what works here, and where."),
