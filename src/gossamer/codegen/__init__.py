@@ -13,6 +13,7 @@ In: a small description (:class:`MicroKernel`: rows, vectors, semiring, edge, up
 """
 
 from gossamer.codegen._assembly import InnerLoop, inner_loop
+from gossamer.codegen._blend_ir import BlendKernel
 from gossamer.codegen._block_ir import BlockProduct, block_product
 from gossamer.codegen._ceilings import fma_chains, min_plus_chains
 from gossamer.codegen._copy_ir import CopyKernel
@@ -29,6 +30,7 @@ __all__ = [
     "DYNAMIC_EDGE",
     "ELEMENT_BYTES",
     "TARGET_NAMES",
+    "BlendKernel",
     "BlockProduct",
     "CopyKernel",
     "InnerKernel",

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from gossamer.codegen._compile import Kind, render
-from gossamer.codegen._copy_ir import CopyKernel, copy_ir
-from gossamer.codegen._inner_ir import InnerKernel, inner_ir
-from gossamer.codegen._kernel import MicroKernel
-from gossamer.codegen._micro_ir import micro_ir
+from gossamer.codegen._program import AnyKernel, kernel_ir
 from gossamer.codegen._targets import Target, named_target
 
 
-def emit(
-    kernel: MicroKernel | CopyKernel | InnerKernel, target: str | Target = "host", kind: Kind = "asm"
-) -> str | bytes:
+def emit(kernel: AnyKernel, target: str | Target = "host", kind: Kind = "asm") -> str | bytes:
     """``kernel`` for ``target`` as LLVM IR ("ir"), assembly ("asm") or a linkable object file ("obj", bytes).
 
     target: "x86-avx2", "x86-avx512", "aarch64-neon", "aarch64-sve", "host", or a :class:`Target`. The function follows the
@@ -28,8 +23,4 @@ def emit(
     (72, 0)
     """
     machine = named_target(target) if isinstance(target, str) else target
-    if isinstance(kernel, MicroKernel):
-        module = micro_ir(kernel, machine)
-    else:
-        module = copy_ir(kernel, machine) if isinstance(kernel, CopyKernel) else inner_ir(kernel, machine)
-    return render(module, machine, kind)
+    return render(kernel_ir(kernel, machine), machine, kind)

@@ -15,6 +15,7 @@ from functools import cache, partial
 import numpy as np
 from llvmlite import ir
 
+from gossamer.codegen._blend_ir import BlendKernel, blend_ir
 from gossamer.codegen._compile import addresses
 from gossamer.codegen._copy_ir import CopyKernel, copy_ir
 from gossamer.codegen._inner_ir import InnerKernel, inner_ir
@@ -24,7 +25,7 @@ from gossamer.codegen._micro_ir import KERNEL_TYPE, micro_ir
 from gossamer.codegen._targets import Target, host_target
 from gossamer.codegen._vector_ops import LONG, PTR
 
-AnyKernel = MicroKernel | CopyKernel | InnerKernel
+AnyKernel = MicroKernel | CopyKernel | InnerKernel | BlendKernel
 BASES = 8
 _FIELDS = 16
 _Numbers = ctypes.c_int64 * BASES
@@ -33,13 +34,16 @@ _Numbers = ctypes.c_int64 * BASES
 @cache
 def kernel_address(kernel: AnyKernel, target: Target) -> int:
     """The machine address of ``kernel``, generated for the host when first asked for (tens of milliseconds), then kept."""
+    return addresses(kernel_ir(kernel, target), target)[kernel.name]
+
+
+def kernel_ir(kernel: AnyKernel, target: Target) -> ir.Module:
+    """The module of any kernel."""
     if isinstance(kernel, MicroKernel):
-        module = micro_ir(kernel, target)
-    elif isinstance(kernel, CopyKernel):
-        module = copy_ir(kernel, target)
-    else:
-        module = inner_ir(kernel, target)
-    return addresses(module, target)[kernel.name]
+        return micro_ir(kernel, target)
+    if isinstance(kernel, CopyKernel):
+        return copy_ir(kernel, target)
+    return inner_ir(kernel, target) if isinstance(kernel, InnerKernel) else blend_ir(kernel, target)
 
 
 @dataclass(frozen=True)
