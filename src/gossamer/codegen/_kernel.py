@@ -38,6 +38,7 @@ class MicroKernel:
     update: "store" (C is overwritten, never read), "accumulate" (C (+) product), "scale" (alpha * product + beta * C).
     bias, activation: applied last. padded_b: rows of B may be read to the end of the last vector.
     b_element: "bf16" where a packed B holds bfloat16. unroll: steps of the inner loop; 0 leaves it to :meth:`steps`.
+    prefetch: bytes ahead of the current row of B to ask for, for a B that streams from beyond the second cache.
     """
 
     rows: int
@@ -51,6 +52,7 @@ class MicroKernel:
     padded_b: bool = False
     b_element: str = ""
     unroll: int = 0
+    prefetch: int = 0
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.vectors < 1:

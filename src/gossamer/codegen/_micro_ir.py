@@ -195,6 +195,8 @@ class _MicroBuilder:
         acc = [list(row) for row in state.acc]
         coming: list[ir.Value] = []
         following = None if final else offset(self.builder, state.b_place, self.ldb)
+        if kernel.prefetch and not final:
+            self._ask_for(state.b_place)
         if self.by_vector:
             entries = [operand(row) for row in self.rows]
             order = [(row, vector) for vector in self.vectors for row in self.rows]
@@ -219,6 +221,13 @@ class _MicroBuilder:
             return state
         a = [offset(self.builder, pointer, advance * self.a_bytes) for pointer in state.a]
         return _State(acc, coming, a, following)
+
+    def _ask_for(self, place: ir.Value) -> None:
+        """Prefetch a row of B some steps ahead."""
+        row = self.kernel.vectors * self.ops.target.vector_bytes // (2 if self.kernel.b_element else 1)
+        for line in range(0, row, 64):
+            hint = [offset(self.builder, place, self.kernel.prefetch + line), *(ir.IntType(32)(flag) for flag in (0, 3, 1))]
+            call(self.builder, "llvm.prefetch.p0", ir.VoidType(), hint)
 
     def _load_b(self, place: Any, vector: int) -> ir.Value:
         place = offset(self.builder, place, self.b_steps[vector])

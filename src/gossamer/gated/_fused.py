@@ -22,6 +22,7 @@ from gossamer.core.jit import aligned_bytes
 X, COEFFICIENTS, WEIGHTS, Y, SCRATCH = range(5)
 _DEPTH = 520
 _ROWS = 96
+_PREFETCH = 1024
 _BLEND_VECTORS = 4
 
 
@@ -123,7 +124,7 @@ class FusedNetwork:
                 kernel = MicroKernel(
                     height, strip.vectors, edge=edge, update="store" if first else "accumulate",
                     activation=activation if last else "none",  # type: ignore[arg-type]
-                    padded_b=bool(edge) or self._bfloat16, b_element="bf16" if self._bfloat16 else "",
+                    prefetch=_PREFETCH, padded_b=bool(edge) or self._bfloat16, b_element="bf16" if self._bfloat16 else "",
                 )  # fmt: skip
                 yield Job(
                     kernel, (SCRATCH, self._scaled + row * row_bytes), row_bytes,
