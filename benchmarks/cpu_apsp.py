@@ -35,7 +35,9 @@ def web(n: int, degree: int, seed: int) -> WeightedGraph:
     """The twin of an adverse graph: random edges, whose separators are large."""
     generator = np.random.default_rng(seed)
     ends = generator.integers(0, n, (2, n * degree))
-    return WeightedGraph.from_edges(*np.concatenate([ends, ends[::-1]], axis=1), generator.integers(1, 101, 2 * n * degree), n)
+    return WeightedGraph.from_edges(
+        *np.concatenate([ends, ends[::-1]], axis=1), generator.integers(1, 101, 2 * n * degree), n
+    )
 
 
 # Where the data folder is absent, a generated twin of the same size and kind takes the graph's place.
@@ -129,7 +131,12 @@ def minplus_scipy(bench: Bench) -> Iterator[Row]:
     for dtype in (np.int32, np.float32):
         plan = apsp_plan(graph, method="dense", dtype=dtype)
         out = np.empty((n, n), dtype)
-        yield few.compare(f"{np.dtype(dtype)} n={n}", partial(plan.solve, out=out), partial(floyd_warshall, wide), counted=dtype == np.int32)
+        yield few.compare(
+            f"{np.dtype(dtype)} n={n}",
+            partial(plan.solve, out=out),
+            partial(floyd_warshall, wide),
+            counted=dtype == np.int32,
+        )
 
 
 @claim(

@@ -110,8 +110,13 @@ def peak(bench: Bench) -> Iterator[Row]:
     target = host_target()
     rows, vectors, depth, tiles = (12, 2, 256, 2) if target.registers == 32 else (6, 2, 256, 2)
     lanes = target.lanes()
-    a, b, c = (np.ones(shape, np.float32) for shape in ((rows * tiles, depth), (depth, vectors * lanes), (rows * tiles, vectors * lanes)))
-    job = Job(MicroKernel(rows, vectors), (0, 0), a.strides[0], (1, 0), b.strides[0], (2, 0), c.strides[0], depth, tiles)
+    a, b, c = (
+        np.ones(shape, np.float32)
+        for shape in ((rows * tiles, depth), (depth, vectors * lanes), (rows * tiles, vectors * lanes))
+    )
+    job = Job(
+        MicroKernel(rows, vectors), (0, 0), a.strides[0], (1, 0), b.strides[0], (2, 0), c.strides[0], depth, tiles
+    )
     ours = Program([job]).bound([a.ctypes.data, b.ctypes.data, c.ctypes.data], items=64)
     chains, work = fma_chains(rows * vectors * depth * tiles * 64)
     row = bench.compare(f"{rows}x{vectors} vectors, depth {depth}", ours, chains)

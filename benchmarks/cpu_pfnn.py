@@ -37,7 +37,9 @@ def one(bench: Bench) -> Iterator[Row]:
     yield from _against_numpy(bench, 1)
     for sizes in NETWORKS:
         net, x, phase = _case(sizes, 1)
-        half = PhaseFunctionedMLP([layer.weights for layer in net.layers], [layer.bias for layer in net.layers], weights_dtype="bf16")
+        half = PhaseFunctionedMLP(
+            [layer.weights for layer in net.layers], [layer.bias for layer in net.layers], weights_dtype="bf16"
+        )
         ours, peer = partial(half.forward, x, phase), partial(net.forward, x, phase)
         yield bench.compare(f"{_label(sizes)} B=1", ours, peer, counted=False, note="bfloat16 weights against float32")
 
@@ -70,7 +72,9 @@ def against_torch(bench: Bench) -> Iterator[Row]:
         net, x, phase = _case(sizes, 8)
         points = [(torch.from_numpy(layer.weights), torch.from_numpy(layer.bias)) for layer in net.layers]
         out = np.empty((8, net.outputs), np.float32)
-        yield bench.compare(f"{_label(sizes)} B=8", partial(net.forward, x, phase, out=out), partial(_bmm, points, x, phase))
+        yield bench.compare(
+            f"{_label(sizes)} B=8", partial(net.forward, x, phase, out=out), partial(_bmm, points, x, phase)
+        )
 
 
 def _against_numpy(bench: Bench, batch: int) -> Iterator[Row]:
@@ -80,7 +84,9 @@ def _against_numpy(bench: Bench, batch: int) -> Iterator[Row]:
             (np.ascontiguousarray(layer.weights.reshape(-1, layer.sizes[2])), layer.bias) for layer in net.layers
         ]
         out = np.empty((batch, net.outputs), np.float32)
-        row = bench.compare(f"{_label(sizes)} B={batch}", partial(net.forward, x, phase, out=out), partial(_numpy, matrices, x, phase))
+        row = bench.compare(
+            f"{_label(sizes)} B={batch}", partial(net.forward, x, phase, out=out), partial(_numpy, matrices, x, phase)
+        )
         yield Row(**{**row.as_json(), "note": f"{net.nbytes(batch) / row.ours / 1e9:.1f} GB/s of weights"})
 
 
@@ -106,7 +112,10 @@ def _bmm(points: list[tuple[torch.Tensor, torch.Tensor]], x: np.ndarray, phase: 
 
 def _case(sizes: tuple[int, ...], batch: int) -> Case:
     generator = np.random.default_rng(0)
-    weights = [generator.standard_normal((4, a, b)).astype(np.float32) / np.float32(a**0.5) for a, b in zip(sizes[:-1], sizes[1:], strict=True)]
+    weights = [
+        generator.standard_normal((4, a, b)).astype(np.float32) / np.float32(a**0.5)
+        for a, b in zip(sizes[:-1], sizes[1:], strict=True)
+    ]
     biases = [generator.standard_normal((4, b)).astype(np.float32) for b in sizes[1:]]
     x = generator.standard_normal((batch, sizes[0])).astype(np.float32)
     return PhaseFunctionedMLP(weights, biases), x, generator.uniform(0, 2 * np.pi, batch)

@@ -41,7 +41,9 @@ def test_edges_and_epilogues_leave_the_inner_loop_alone(target: str) -> None:
     assert inner_loop(str(emit(kernel, target))) == inner_loop(str(emit(MicroKernel(rows, vectors), target)))
 
 
-@pytest.mark.parametrize(("target", "rows", "vectors"), [("x86-avx2", 5, 2), ("x86-avx512", 8, 2), ("aarch64-neon", 4, 4)])
+@pytest.mark.parametrize(
+    ("target", "rows", "vectors"), [("x86-avx2", 5, 2), ("x86-avx512", 8, 2), ("aarch64-neon", 4, 4)]
+)
 def test_min_plus_takes_one_minimum_per_pair_without_the_stack(target: str, rows: int, vectors: int) -> None:
     for element in ("f32", "i32"):
         kernel = MicroKernel(rows, vectors, element=element, semiring="min_plus")
@@ -61,7 +63,9 @@ def test_the_family_offered_for_tiling_fits_the_registers(target: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", MAIN_TILES)
-@pytest.mark.parametrize(("semiring", "element"), [("plus_times", "f32"), ("min_plus", "f32"), ("min_plus", "f64"), ("min_plus", "i32")])
+@pytest.mark.parametrize(
+    ("semiring", "element"), [("plus_times", "f32"), ("min_plus", "f32"), ("min_plus", "f64"), ("min_plus", "i32")]
+)
 def test_no_tile_of_the_family_touches_the_stack_in_its_loop(target: str, semiring: str, element: str) -> None:
     if target == "aarch64-sve" and element != "f32":
         pytest.skip("SVE kernels are of float32")
@@ -134,5 +138,3 @@ def test_a_tile_that_does_not_fit_and_an_edge_that_cannot_be_cut_are_refused() -
         emit(MicroKernel(2, 2), "z80")
     with pytest.raises(ValueError, match="kind must be one of"):
         emit(MicroKernel(2, 2), "x86-avx2", "elf")  # type: ignore[arg-type]
-
-

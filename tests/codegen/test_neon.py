@@ -38,7 +38,9 @@ def has_relocations(code: bytes) -> bool:
     return b".rela.text" in found
 
 
-def run_neon(kernel: MicroKernel, a: np.ndarray, b: np.ndarray, c: np.ndarray, tiles: int, bias: np.ndarray) -> np.ndarray:
+def run_neon(
+    kernel: MicroKernel, a: np.ndarray, b: np.ndarray, c: np.ndarray, tiles: int, bias: np.ndarray
+) -> np.ndarray:
     """Execute the kernel on copies of the arrays; returns C as it is afterwards."""
     code = emit(kernel, "aarch64-neon", "obj")
     assert isinstance(code, bytes)

@@ -16,7 +16,9 @@ sizes = st.integers(1, 200)
 def test_strips_and_tiles_cover_every_entry_once(m: int, n: int, k: int, name: str) -> None:
     cut = tile(m, n, k, named_target(name))
     assert sum(strip.columns for strip in cut.strips) == n
-    assert [strip.start for strip in cut.strips] == [sum(s.columns for s in cut.strips[:i]) for i in range(len(cut.strips))]
+    assert [strip.start for strip in cut.strips] == [
+        sum(s.columns for s in cut.strips[:i]) for i in range(len(cut.strips))
+    ]
     assert all(sum(height * count for height, count in strip.heights) == m for strip in cut.strips)
 
 

@@ -13,7 +13,9 @@ SIZES = [37, 48, 32, 51]
 
 def network(sizes: list[int] = SIZES, seed: int = 0, points: int = 4, **options: object) -> PhaseFunctionedMLP:
     generator = np.random.default_rng(seed)
-    weights = [generator.standard_normal((points, a, b)) / np.sqrt(a) for a, b in zip(sizes[:-1], sizes[1:], strict=True)]
+    weights = [
+        generator.standard_normal((points, a, b)) / np.sqrt(a) for a, b in zip(sizes[:-1], sizes[1:], strict=True)
+    ]
     biases = [generator.standard_normal((points, b)) for b in sizes[1:]]
     return PhaseFunctionedMLP(weights, biases, **options)  # type: ignore[arg-type]
 
@@ -107,7 +109,12 @@ def write_folder(root: Path, net: PhaseFunctionedMLP, statistics: dict[str, np.n
 def test_a_folder_of_samples_gives_its_control_points_back(tmp_path: Path) -> None:
     net = network([6, 8, 7, 5])
     generator = np.random.default_rng(4)
-    known = {"Xmean": generator.random(6), "Xstd": generator.random(6) + 0.5, "Ymean": generator.random(5), "Ystd": generator.random(5) + 1}
+    known = {
+        "Xmean": generator.random(6),
+        "Xstd": generator.random(6) + 0.5,
+        "Ymean": generator.random(5),
+        "Ystd": generator.random(5) + 1,
+    }
     write_folder(tmp_path, net, known)
     read = PhaseFunctionedMLP.from_pfnn_dir(tmp_path)
     np.testing.assert_allclose(read.layers[1].weights, net.layers[1].weights, atol=2e-6)
@@ -161,7 +168,9 @@ def test_the_torch_twin_trains_and_comes_back() -> None:
 @pytest.mark.parametrize("with_phase", [True, False])
 def test_the_onnx_file_computes_the_same(tmp_path: Path, with_phase: bool) -> None:
     reference = pytest.importorskip("onnx.reference")
-    net = network([6, 8, 5]) if with_phase else network([6, 8, 5], points=3, basis=lambda phase: np.ones((len(phase), 3)))
+    net = (
+        network([6, 8, 5]) if with_phase else network([6, 8, 5], points=3, basis=lambda phase: np.ones((len(phase), 3)))
+    )
     net.export_onnx(tmp_path / "net.onnx")
     import onnx
 

@@ -58,7 +58,7 @@ def sampled() -> Iterator[tuple[int, int, int]]:
 
 @pytest.mark.parametrize("option", range(len(OPTIONS)))
 def test_small_shapes_are_right_to_rounding_and_write_nothing_else(option: int) -> None:
-    for m, n, k in list(sampled())[option:: 1 if option == 0 else 4]:
+    for m, n, k in list(sampled())[option :: 1 if option == 0 else 4]:
         check(m, n, k, **OPTIONS[option])  # type: ignore[arg-type]
 
 

@@ -82,7 +82,9 @@ def test_real_weights_are_right_to_rounding() -> None:
 
 
 def test_zero_weights_are_edges_and_tiny_ones_survive_and_parallel_ones_keep_the_least() -> None:
-    matrix = coo_array((np.array([0.0, 1e-9, 7.0, 5.0]), (np.array([0, 1, 2, 2]), np.array([1, 2, 0, 0]))), shape=(3, 3))
+    matrix = coo_array(
+        (np.array([0.0, 1e-9, 7.0, 5.0]), (np.array([0, 1, 2, 2]), np.array([1, 2, 0, 0]))), shape=(3, 3)
+    )
     for engine in ENGINES:
         found = apsp(matrix, method=engine)  # type: ignore[call-overload]
         np.testing.assert_array_equal(found, [[0, 0, 1e-9], [5 + 1e-9, 0, 1e-9], [5, 5, 0]])

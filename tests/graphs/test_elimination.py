@@ -49,7 +49,12 @@ def test_the_filled_pattern_is_what_joining_neighbours_gives(n: int, edges: int,
 
 
 @settings(max_examples=30)
-@given(n=st.integers(1, 200), edges=st.integers(0, 400), seed=st.integers(0, 2**32), method=st.sampled_from(["auto", "bisection"]))
+@given(
+    n=st.integers(1, 200),
+    edges=st.integers(0, 400),
+    seed=st.integers(0, 2**32),
+    method=st.sampled_from(["auto", "bisection"]),
+)
 def test_a_dissection_is_a_permutation(n: int, edges: int, seed: int, method: str) -> None:
     assert sorted(dissect(*random_pattern(n, edges, seed), method).tolist()) == list(range(n))
 

@@ -53,7 +53,8 @@ def blend_ir(kernel: BlendKernel, target: Target) -> ir.Module:
     ops = VectorOps(builder, form, target)
     fma = f"llvm.fma.{ops.suffix}"
     weights = [
-        ops.splat(builder.load(offset(builder, mixture, 4 * point), align=4, typ=ops.scalar)) for point in range(kernel.points)
+        ops.splat(builder.load(offset(builder, mixture, 4 * point), align=4, typ=ops.scalar))
+        for point in range(kernel.points)
     ]
 
     def mixed(row: ir.Value, vector: int) -> ir.Value:
@@ -61,7 +62,9 @@ def blend_ir(kernel: BlendKernel, target: Target) -> ir.Module:
         for point, weight in enumerate(weights):
             place = offset(builder, row, (point * kernel.stored + vector) * target.vector_bytes)
             loaded = ops.load(place, cut=False)
-            total = builder.fmul(weight, loaded) if total is None else call(builder, fma, ops.kind, [weight, loaded, total])
+            total = (
+                builder.fmul(weight, loaded) if total is None else call(builder, fma, ops.kind, [weight, loaded, total])
+            )
         return total
 
     before = builder.block
@@ -75,7 +78,9 @@ def blend_ir(kernel: BlendKernel, target: Target) -> ir.Module:
     sums = [call(builder, fma, ops.kind, [entry, mixed(row, vector), total]) for vector, total in enumerate(totals)]
     following, next_row = builder.add(step, LONG(1)), offset(builder, row, ldb)
     zero = ir.Constant(ops.kind, None)
-    for phi, first, value in zip([step, row, *totals], [LONG(0), b, *[zero] * len(totals)], [following, next_row, *sums], strict=True):
+    for phi, first, value in zip(
+        [step, row, *totals], [LONG(0), b, *[zero] * len(totals)], [following, next_row, *sums], strict=True
+    ):
         phi.add_incoming(first, before)
         phi.add_incoming(value, body)
     builder.cbranch(builder.icmp_signed("<", following, depth), body, done)

@@ -73,10 +73,18 @@ def block_product(semiring: Semiring, element: str = "f32", padded_b: bool = Tru
         edge = DYNAMIC_EDGE if line % 2 else 0
         for height in range(1, rows + 1):
             kernel = MicroKernel(
-                height, line // 2 + 1, element, semiring, edge=edge, update="accumulate", padded_b=padded_b and edge != 0
+                height,
+                line // 2 + 1,
+                element,
+                semiring,
+                edge=edge,
+                update="accumulate",
+                padded_b=padded_b and edge != 0,
             )
             table[line, height - 1] = kernel_address(kernel, target)
-    call = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 11)(addresses(_driver_ir(target, width, rows, lanes), target)["block"])
+    call = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 11)(
+        addresses(_driver_ir(target, width, rows, lanes), target)["block"]
+    )
     return BlockProduct(width * lanes, rows, table, call)
 
 
@@ -84,7 +92,9 @@ def _driver_ir(target: Target, vectors: int, rows: int, lanes: int) -> ir.Module
     """Strips of columns, and in each the main tiles and one remainder."""
     module = ir.Module(name="block")
     module.triple = target.triple
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [PTR, PTR, LONG, PTR, *[LONG] * 2, PTR, *[LONG] * 4]), "block")
+    function = ir.Function(
+        module, ir.FunctionType(ir.VoidType(), [PTR, PTR, LONG, PTR, *[LONG] * 2, PTR, *[LONG] * 4]), "block"
+    )
     table, a, lda, b, strip_bytes, ldb, c, ldc, m, n, k = function.args
     builder = ir.IRBuilder(function.append_basic_block("entry"))
     element_bytes = LONG(target.vector_bytes // lanes)
@@ -106,7 +116,9 @@ def _driver_ir(target: Target, vectors: int, rows: int, lanes: int) -> ir.Module
             place = builder.gep(kernels, [builder.sub(height, LONG(1))], source_etype=LONG)
             kernel = builder.inttoptr(builder.load(place, align=8, typ=LONG), KERNEL_TYPE.as_pointer())
             nothing = ir.Constant(PTR, None)
-            rows_a, rows_c = (offset(builder, base, builder.mul(first, stride)) for base, stride in ((a, lda), (c_strip, ldc)))
+            rows_a, rows_c = (
+                offset(builder, base, builder.mul(first, stride)) for base, stride in ((a, lda), (c_strip, ldc))
+            )
             builder.call(kernel, [rows_a, lda, b_strip, ldb, rows_c, ldc, k, count, nothing, nothing, columns])
 
         with builder.if_then(builder.icmp_signed(">", tiles, LONG(0))):

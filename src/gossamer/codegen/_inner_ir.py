@@ -158,7 +158,9 @@ class _InnerBuilder:
         elif kernel.update == "scale":
             alpha = builder.load(self.scales, align=4, typ=scalar)
             beta = builder.load(offset(builder, self.scales, 4), align=4, typ=scalar)
-            value = builder.fadd(builder.fmul(alpha, value), builder.fmul(beta, builder.load(place, align=4, typ=scalar)))
+            value = builder.fadd(
+                builder.fmul(alpha, value), builder.fmul(beta, builder.load(place, align=4, typ=scalar))
+            )
         if kernel.bias:
             value = builder.fadd(value, builder.load(offset(builder, self.bias, 4 * column), align=4, typ=scalar))
         if kernel.activation != "none":

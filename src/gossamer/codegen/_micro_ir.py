@@ -189,7 +189,9 @@ class _MicroBuilder:
         everywhere = call(self.builder, "llvm.aarch64.sve.ptrue.nxv4i1", bools, [ir.IntType(32)(31)])
         return call(self.builder, "llvm.aarch64.sve.ld1rq.nxv4f32", self.ops.kind, [everywhere, place])
 
-    def _step(self, operand: Callable[[int], Callable[..., ir.Value]], state: _State, advance: int, final: bool) -> _State:
+    def _step(
+        self, operand: Callable[[int], Callable[..., ir.Value]], state: _State, advance: int, final: bool
+    ) -> _State:
         """One step of the depth: rows x vectors multiply-adds; B of the next step comes in behind the last use."""
         kernel = self.kernel
         acc = [list(row) for row in state.acc]
@@ -226,7 +228,10 @@ class _MicroBuilder:
         """Prefetch a row of B some steps ahead."""
         row = self.kernel.vectors * self.ops.target.vector_bytes // (2 if self.kernel.b_element else 1)
         for line in range(0, row, 64):
-            hint = [offset(self.builder, place, self.kernel.prefetch + line), *(ir.IntType(32)(flag) for flag in (0, 3, 1))]
+            hint = [
+                offset(self.builder, place, self.kernel.prefetch + line),
+                *(ir.IntType(32)(flag) for flag in (0, 3, 1)),
+            ]
             call(self.builder, "llvm.prefetch.p0", ir.VoidType(), hint)
 
     def _load_b(self, place: Any, vector: int) -> ir.Value:

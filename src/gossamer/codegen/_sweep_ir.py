@@ -59,7 +59,9 @@ def sweeps(semiring: Semiring, element: str = "f32") -> Sweeps:
     return Sweeps(_VECTORS * target.lanes(element), **calls)
 
 
-def _function(module: ir.Module, name: str, kinds: list[ir.Type], kernel: MicroKernel, target: Target) -> tuple[ir.IRBuilder, VectorOps]:
+def _function(
+    module: ir.Module, name: str, kinds: list[ir.Type], kernel: MicroKernel, target: Target
+) -> tuple[ir.IRBuilder, VectorOps]:
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), kinds), name)
     builder = ir.IRBuilder(function.append_basic_block("entry"))
     return builder, VectorOps(builder, kernel, target)
@@ -148,8 +150,12 @@ def _scatter(module: ir.Module, name: str, kernel: MicroKernel, target: Target) 
         with counted(builder, whole, count) as vertex:
             source = _row(builder, ops, x, _head(builder, places, builder.add(first, vertex)))
             with counted(builder, 0, LONG(width)) as number:
-                value = builder.load(offset(builder, source, builder.mul(number, size)), align=ops.scalar_bytes, typ=ops.scalar)
-                place = offset(builder, offset(builder, tile, builder.mul(number, LONG(row_bytes))), builder.mul(vertex, size))
+                value = builder.load(
+                    offset(builder, source, builder.mul(number, size)), align=ops.scalar_bytes, typ=ops.scalar
+                )
+                place = offset(
+                    builder, offset(builder, tile, builder.mul(number, LONG(row_bytes))), builder.mul(vertex, size)
+                )
                 builder.store(value, place, align=ops.scalar_bytes)
         with counted(builder, 0, LONG(width)) as number:
             row = builder.load(builder.gep(rows, [number], source_etype=PTR), align=8, typ=PTR)

@@ -63,7 +63,9 @@ class Tiling:
         ]
         for strip in self.strips:
             rows = ", ".join(f"{count} of {height}" for height, count in strip.heights)
-            lines.append(f"  columns {strip.start}..{strip.start + strip.columns}: {strip.vectors} vectors; rows: {rows}")
+            lines.append(
+                f"  columns {strip.start}..{strip.start + strip.columns}: {strip.vectors} vectors; rows: {rows}"
+            )
         lines.append(f"  one tile size with ragged ends: {fixed.cycles:.0f} cycles")
         return "\n".join(lines)
 
@@ -170,7 +172,13 @@ def _main_tile(target: Target, rows: int, width: int) -> tuple[int, int]:
 
 
 def _assembled(
-    m: int, n: int, k: int, target: Target, lanes: int, widths: list[int], columns: dict[int, tuple[float, tuple[tuple[int, int], ...]]]
+    m: int,
+    n: int,
+    k: int,
+    target: Target,
+    lanes: int,
+    widths: list[int],
+    columns: dict[int, tuple[float, tuple[tuple[int, int], ...]]],
 ) -> Tiling:
     strips, start = [], 0
     for width in widths:

@@ -38,7 +38,9 @@ class ScalableVector(ir.VectorType):
         return hash(("scalable", self.count, self.element))
 
 
-def call(builder: ir.IRBuilder, name: str, result: ir.Type, arguments: Sequence[ir.Value], flags: Sequence[str] = ()) -> Any:
+def call(
+    builder: ir.IRBuilder, name: str, result: ir.Type, arguments: Sequence[ir.Value], flags: Sequence[str] = ()
+) -> Any:
     """Call an LLVM intrinsic; its declaration is added to the module once."""
     module = builder.module
     known = module.globals.get(name)

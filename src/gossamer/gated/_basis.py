@@ -23,7 +23,9 @@ def catmull_rom(phase: np.ndarray) -> np.ndarray:
     """
     angles = np.asarray(phase, np.float64)
     if not np.isfinite(angles).all():
-        raise ValueError(f"phase must be finite, got {angles[~np.isfinite(angles)][0]} at entry {int((~np.isfinite(angles)).argmax())}")
+        raise ValueError(
+            f"phase must be finite, got {angles[~np.isfinite(angles)][0]} at entry {int((~np.isfinite(angles)).argmax())}"
+        )
     turns = angles * (CONTROL_POINTS / (2 * math.pi))
     distance = abs(np.mod(turns[:, None] - np.arange(CONTROL_POINTS) + 2, CONTROL_POINTS) - 2)
     near = (1.5 * distance - 2.5) * distance**2 + 1

@@ -58,7 +58,9 @@ class FusedNetwork:
         make = self._interpolating_activations if formulation == "A" else self._interpolating_weights
         jobs: list[Job] = []
         for number, layer in enumerate(layers):
-            source = (X, 0, 4 * layer.sizes[1]) if number == 0 else (SCRATCH, self._hidden[number % 2], self._hidden_row)
+            source = (
+                (X, 0, 4 * layer.sizes[1]) if number == 0 else (SCRATCH, self._hidden[number % 2], self._hidden_row)
+            )
             last = number == len(layers) - 1
             target = (Y, 0, 4 * layer.sizes[2]) if last else (SCRATCH, self._hidden[(number + 1) % 2], self._hidden_row)
             jobs += make(layer, batch, source, target, "none" if last else "elu")
@@ -151,7 +153,9 @@ class FusedNetwork:
             place = source[1] + character * source[2]
             for number, start in enumerate(strips):
                 columns = min(width, outputs - start)
-                kernel = BlendKernel(points, -(-columns // self._lanes), _BLEND_VECTORS, columns % self._lanes, activation == "elu")
+                kernel = BlendKernel(
+                    points, -(-columns // self._lanes), _BLEND_VECTORS, columns % self._lanes, activation == "elu"
+                )
                 yield Job(
                     kernel, (source[0], place), 0, (WEIGHTS, base + number * packed[0].nbytes), row_bytes,
                     (target[0], target[1] + character * target[2] + 4 * start), target[2], inputs, 1,

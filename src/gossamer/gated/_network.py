@@ -35,7 +35,11 @@ class PhaseFunctionedMLP:
     """
 
     def __init__(
-        self, weights: Sequence[np.ndarray], biases: Sequence[np.ndarray], basis: str | Basis = "catmull_rom", weights_dtype: str = "f32"
+        self,
+        weights: Sequence[np.ndarray],
+        biases: Sequence[np.ndarray],
+        basis: str | Basis = "catmull_rom",
+        weights_dtype: str = "f32",
     ) -> None:
         if weights_dtype not in ("f32", "bf16"):
             raise ValueError(f"weights_dtype must be f32 or bf16, got {weights_dtype!r}")
@@ -51,7 +55,9 @@ class PhaseFunctionedMLP:
         self._fused: dict[tuple[int, str], FusedNetwork] = {}
 
     @classmethod
-    def random(cls, sizes: Sequence[int], points: int = CONTROL_POINTS, seed: int = 0, **options: Any) -> PhaseFunctionedMLP:
+    def random(
+        cls, sizes: Sequence[int], points: int = CONTROL_POINTS, seed: int = 0, **options: Any
+    ) -> PhaseFunctionedMLP:
         """A network with uniform weights in ``+- sqrt(6 / (in + out))``-like bounds of the original recipe, biases zero."""
         generator = np.random.default_rng(seed)
         weights, biases = [], []
@@ -93,7 +99,9 @@ class PhaseFunctionedMLP:
         """Width of a row of the result."""
         return self.layers[-1].sizes[2]
 
-    def forward(self, x: np.ndarray, phase: np.ndarray | float, formulation: str = "A", out: np.ndarray | None = None) -> np.ndarray:
+    def forward(
+        self, x: np.ndarray, phase: np.ndarray | float, formulation: str = "A", out: np.ndarray | None = None
+    ) -> np.ndarray:
         """Outputs ``(b, out)`` of inputs ``(b, in)`` at phases ``(b,)`` in radians; one phase may serve all rows.
 
         Raises:
@@ -103,7 +111,9 @@ class PhaseFunctionedMLP:
         phases = np.broadcast_to(np.asarray(phase, np.float64), (len(x),))
         return self.forward_gated(x, self._basis(phases), formulation, out)
 
-    def forward_gated(self, x: np.ndarray, coefficients: np.ndarray, formulation: str = "A", out: np.ndarray | None = None) -> np.ndarray:
+    def forward_gated(
+        self, x: np.ndarray, coefficients: np.ndarray, formulation: str = "A", out: np.ndarray | None = None
+    ) -> np.ndarray:
         """The same with coefficients ``(b, p)`` from anywhere: a gating network, for instance.
 
         formulation: "A" mixes activations, one product for the whole batch; "B" mixes weights in registers, row by row.
@@ -116,7 +126,9 @@ class PhaseFunctionedMLP:
             raise ValueError(f"formulation must be one of {', '.join(FORMULATIONS)}, got {formulation!r}")
         y = np.empty((len(x), self.outputs), np.float32) if out is None else out
         if y.shape != (len(x), self.outputs) or y.dtype != np.float32 or not y.flags.c_contiguous:
-            raise ValueError(f"out must be contiguous float32 of shape ({len(x)}, {self.outputs}), got {y.dtype} {y.shape}")
+            raise ValueError(
+                f"out must be contiguous float32 of shape ({len(x)}, {self.outputs}), got {y.dtype} {y.shape}"
+            )
         if len(x):
             self._fused_for(len(x), formulation).run(x, gates, y)
         return y
@@ -152,8 +164,12 @@ def _checked_layers(weights: Sequence[np.ndarray], biases: Sequence[np.ndarray])
     for number, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
         w, b = np.ascontiguousarray(weight, np.float32), np.ascontiguousarray(bias, np.float32)
         if w.ndim != 3 or 0 in w.shape or b.shape != (w.shape[0], w.shape[2]):
-            raise ValueError(f"layer {number}: weights must be (p, in, out) and bias (p, out), got {w.shape} and {b.shape}")
+            raise ValueError(
+                f"layer {number}: weights must be (p, in, out) and bias (p, out), got {w.shape} and {b.shape}"
+            )
         if layers and (w.shape[0] != layers[-1].sizes[0] or w.shape[1] != layers[-1].sizes[2]):
-            raise ValueError(f"layer {number} must take ({layers[-1].sizes[0]}, {layers[-1].sizes[2]}, out), got {w.shape}")
+            raise ValueError(
+                f"layer {number} must take ({layers[-1].sizes[0]}, {layers[-1].sizes[2]}, out), got {w.shape}"
+            )
         layers.append(Layer(w, b))
     return layers

@@ -85,8 +85,19 @@ class _Graph:
         back = self.chain("whole_turns", "back", ("Mul", float(CONTROL_POINTS)))
         centred = self.chain(shifted, "centred", ("Sub", back), ("Sub", 2.0))
         self.node("Abs", [centred], ["distance"])
-        near = self.chain("distance", "near", ("Mul", 1.5), ("Sub", 2.5), ("Mul", "distance"), ("Mul", "distance"), ("Add", 1.0))
-        far = self.chain("distance", "far", ("Mul", -0.5), ("Add", 2.5), ("Mul", "distance"), ("Sub", 4.0), ("Mul", "distance"), ("Add", 2.0))
+        near = self.chain(
+            "distance", "near", ("Mul", 1.5), ("Sub", 2.5), ("Mul", "distance"), ("Mul", "distance"), ("Add", 1.0)
+        )
+        far = self.chain(
+            "distance",
+            "far",
+            ("Mul", -0.5),
+            ("Add", 2.5),
+            ("Mul", "distance"),
+            ("Sub", 4.0),
+            ("Mul", "distance"),
+            ("Add", 2.0),
+        )
         self.node("Less", ["distance", self.scalar("unit", 1.0)], ["is_near"])
         self.node("Where", ["is_near", near, far], ["gates"])
         return "gates"
@@ -140,5 +151,3 @@ def _bytes(field: int, content: bytes) -> bytes:
 
 def _text(field: int, content: str) -> bytes:
     return _bytes(field, content.encode())
-
-

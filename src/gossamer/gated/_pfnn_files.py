@@ -42,7 +42,9 @@ def read_pfnn_folder(
         flat = np.stack([_floats(root / f"W{layer}_{number:03d}.bin") for number in range(count)])
         outputs = bias.shape[1]
         if flat.shape[1] % outputs:
-            raise ValueError(f"{root}: W{layer} holds {flat.shape[1]} numbers, no multiple of the {outputs} of b{layer}")
+            raise ValueError(
+                f"{root}: W{layer} holds {flat.shape[1]} numbers, no multiple of the {outputs} of b{layer}"
+            )
         weights.append(_fitted(root, f"W{layer}", flat.reshape(count, outputs, -1).transpose(0, 2, 1)))
         biases.append(_fitted(root, f"b{layer}", bias))
     statistics = {name: _floats(root / f"{name}.bin") for name in ("Xmean", "Xstd", "Ymean", "Ystd")}
@@ -55,7 +57,9 @@ def read_pfnn_folder(
 def _fitted(root: Path, name: str, samples: np.ndarray) -> np.ndarray:
     points, residual = fit_control_points(samples)
     if residual > _RESIDUAL:
-        raise ValueError(f"{root}: the {len(samples)} samples of {name} are off a cubic through four points by {residual:.1e}")
+        raise ValueError(
+            f"{root}: the {len(samples)} samples of {name} are off a cubic through four points by {residual:.1e}"
+        )
     return points
 
 

@@ -126,16 +126,25 @@ class Blocking:
             row_bytes = 4 * padded_width(strip, self.lanes)
             if self.form.transb:
                 place = strip.start * self.strides.b + block[0] * size
-                yield Job(kernel, (B, place), self.strides.b, (B, 0), 0, (B_COPY, 4 * start), row_bytes, depth, strip.columns)
+                yield Job(
+                    kernel, (B, place), self.strides.b, (B, 0), 0, (B_COPY, 4 * start), row_bytes, depth, strip.columns
+                )
             else:
                 place = block[0] * self.strides.b + strip.start * size
-                yield Job(kernel, (B, place), self.strides.b, (B, 0), 0, (B_COPY, 4 * start), row_bytes, strip.columns, depth)
+                yield Job(
+                    kernel, (B, place), self.strides.b, (B, 0), 0, (B_COPY, 4 * start), row_bytes, strip.columns, depth
+                )
 
     def _copies_a(self, depth: int) -> bool:
         if self.form.dtype == "bf16":
             return True
         # Rows of A fight for places in the caches, and each is in a page of its own: once copied, strips read it in order.
-        return len(self.share.tiling.strips) >= 4 and depth >= 64 and self.strides.a > 4 * depth + 256 and self.strides.a >= 2048
+        return (
+            len(self.share.tiling.strips) >= 4
+            and depth >= 64
+            and self.strides.a > 4 * depth + 256
+            and self.strides.a >= 2048
+        )
 
     def _row_blocks(self, block: tuple[int, int]) -> Iterator[list[tuple[int, int, list[tuple[int, int]]]]]:
         """Blocks of rows; each is, for every strip, the first row and the tile heights."""
@@ -154,7 +163,12 @@ class Blocking:
                 row, count = row + now * height, count - now
 
     def _rows(
-        self, block: tuple[int, int], heights: list[tuple[int, int, list[tuple[int, int]]]], packed: bool, first: bool, last: bool
+        self,
+        block: tuple[int, int],
+        heights: list[tuple[int, int, list[tuple[int, int]]]],
+        packed: bool,
+        first: bool,
+        last: bool,
     ) -> Iterator[Job]:
         depth, size = block[1] - block[0], self.form.item_bytes
         start, rows, _ = heights[0]
@@ -192,7 +206,9 @@ class Blocking:
         if edge and self.target.masks:
             edge = DYNAMIC_EDGE
         widened = "bf16" if self.form.packed and self.form.dtype == "bf16" else ""
-        kernel = MicroKernel(height, strip.vectors, edge=edge, padded_b=bool(packed and (edge or widened)), b_element=widened)
+        kernel = MicroKernel(
+            height, strip.vectors, edge=edge, padded_b=bool(packed and (edge or widened)), b_element=widened
+        )
         # Later blocks add to what is there; beta is used up by the first.
         update = self.form.update if first else "accumulate" if self.form.update == "store" else self.form.update
         kernel = replace(kernel, update=update)

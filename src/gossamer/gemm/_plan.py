@@ -46,7 +46,11 @@ class _Bound:
         """Whether these are the same arrays, and nobody has changed their strides in place."""
         same = all(ours is theirs for ours, theirs in zip(self.given, given, strict=True))
         # A result that was made here belongs to the caller of then: it must not be written again.
-        return same and given[2] is not None and self.strides == tuple(array.strides for array in given if array is not None)
+        return (
+            same
+            and given[2] is not None
+            and self.strides == tuple(array.strides for array in given if array is not None)
+        )
 
     def run(self) -> None:
         """Compute."""
@@ -73,7 +77,9 @@ class GemmPlan:
         self._last: _Bound | None = None
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
 
-    def run(self, a: np.ndarray, b: np.ndarray | None = None, c: np.ndarray | None = None, bias: np.ndarray | None = None) -> np.ndarray:
+    def run(
+        self, a: np.ndarray, b: np.ndarray | None = None, c: np.ndarray | None = None, bias: np.ndarray | None = None
+    ) -> np.ndarray:
         """Compute one product.
 
         a: ``(m, k)``. b: ``(k, n)``, or ``(n, k)`` with ``transb``; left out where B was packed. c: ``(m, n)`` float32,
@@ -86,7 +92,9 @@ class GemmPlan:
         """
         return self._execute((a, b, c, bias), stack=False)
 
-    def run_many(self, a: np.ndarray, b: np.ndarray | None = None, c: np.ndarray | None = None, bias: np.ndarray | None = None) -> np.ndarray:
+    def run_many(
+        self, a: np.ndarray, b: np.ndarray | None = None, c: np.ndarray | None = None, bias: np.ndarray | None = None
+    ) -> np.ndarray:
         """Compute a stack of products in one native call: ``a`` ``(items, m, k)``, ``c`` ``(items, m, n)``.
 
         b: one for all, or a stack too; the same holds for what was packed. bias: one for all. Raises as :meth:`run`.
@@ -129,7 +137,9 @@ class GemmPlan:
         if not c.flags.writeable or np.may_share_memory(a, c) or np.may_share_memory(b, c):
             raise ValueError("c must be writeable and share no memory with a or b")
         if self._form.bias != (bias is not None):
-            raise ValueError(f"bias must be given exactly where the epilogue adds one; this plan's does {'' if self._form.bias else 'not'}")
+            raise ValueError(
+                f"bias must be given exactly where the epilogue adds one; this plan's does {'' if self._form.bias else 'not'}"
+            )
         if bias is not None:
             _check_vector(bias, self.n)
         return a, b, c, bias
@@ -229,7 +239,8 @@ def _shares(tiling: Tiling, threads: int) -> list[Share]:
         return [Share(0, tiling.m, tiling)]
     size = -(-tiling.m // threads)
     return [
-        Share(row, min(size, tiling.m - row), _same_strips(tiling, min(size, tiling.m - row))) for row in range(0, tiling.m, size)
+        Share(row, min(size, tiling.m - row), _same_strips(tiling, min(size, tiling.m - row)))
+        for row in range(0, tiling.m, size)
     ]
 
 

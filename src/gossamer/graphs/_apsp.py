@@ -33,7 +33,9 @@ class ApspPlan:
     graph: the edges. elimination: order, tree and filled pattern. costs: what each engine is expected to take for all sources.
     """
 
-    def __init__(self, graph: WeightedGraph, rule: Semiring, method: str, dtype: np.dtype, elimination: Elimination) -> None:
+    def __init__(
+        self, graph: WeightedGraph, rule: Semiring, method: str, dtype: np.dtype, elimination: Elimination
+    ) -> None:
         self.graph = graph
         self.elimination = elimination
         self.dtype = dtype
@@ -129,7 +131,9 @@ class ApspPlan:
             return np.lib.format.open_memmap(Path(out), mode="w+", dtype=self.dtype, shape=shape)
         if out is not None:
             if not isinstance(out, np.ndarray) or out.dtype != self.dtype:
-                raise TypeError(f"out must be an array of {self.dtype} or a path, got {getattr(out, 'dtype', type(out).__name__)}")
+                raise TypeError(
+                    f"out must be an array of {self.dtype} or a path, got {getattr(out, 'dtype', type(out).__name__)}"
+                )
             if out.shape != shape or (out.size and out.strides[1] != out.itemsize):
                 raise ValueError(f"out must have shape {shape} and consecutive entries in its rows, got {out.shape}")
             return out
@@ -151,7 +155,9 @@ class ApspPlan:
             close(closure, Products(self._rule, self.dtype))
             order = np.arange(self.n)
         if self._rule.name == "min_plus" and (closure.diagonal() < 0).any():
-            raise NegativeCycleError(f"a cycle of negative length goes through vertex {self._vertex_below(closure, order)}")
+            raise NegativeCycleError(
+                f"a cycle of negative length goes through vertex {self._vertex_below(closure, order)}"
+            )
         for start in range(0, len(chosen), _BATCH):
             rows = order[chosen[start : start + _BATCH]]
             np.take(closure[rows], order, axis=1, out=distances[start : start + _BATCH], mode="clip")
@@ -178,7 +184,10 @@ class ApspPlan:
             factors = self._factors
             # Sources that are close in the order share the upward sweep of their block.
             order = np.argsort(self.elimination.place[chosen], kind="stable")
-            work = [(lambda part=part: _solve_part(factors, chosen, distances, part)) for part in np.array_split(order, threads)]
+            work = [
+                (lambda part=part: _solve_part(factors, chosen, distances, part))
+                for part in np.array_split(order, threads)
+            ]
         if threads == 1:
             work[0]()
             return
@@ -285,5 +294,3 @@ def _free_memory() -> int:
     from gossamer.core.hardware import hardware
 
     return hardware().memory_bytes
-
-

@@ -64,7 +64,9 @@ def fill(starts: np.ndarray, neighbours: np.ndarray, order: np.ndarray) -> int:
     """Entries below the diagonal after elimination in ``order``, without storing them."""
     place = _inverse(order)
     counts = np.zeros(len(order), np.int64)
-    _rows(starts, neighbours, order, place, _tree(starts, neighbours, order, place), counts, np.empty(0, np.int32), False)
+    _rows(
+        starts, neighbours, order, place, _tree(starts, neighbours, order, place), counts, np.empty(0, np.int32), False
+    )
     return int(counts.sum())
 
 
@@ -130,7 +132,9 @@ def _postorder(parent: Any) -> Any:
 
 
 @kernel
-def _rows(starts: Any, neighbours: Any, order: Any, place: Any, parent: Any, filled: Any, heads: Any, write: bool) -> None:
+def _rows(
+    starts: Any, neighbours: Any, order: Any, place: Any, parent: Any, filled: Any, heads: Any, write: bool
+) -> None:
     """Row i of the factor is the part of the tree between i's earlier neighbours and i: count it, or write it down."""
     n = len(order)
     mark = np.full(n, -1, np.int64)

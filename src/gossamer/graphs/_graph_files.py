@@ -48,8 +48,14 @@ def _read_tntp(path: Path, weight: str, directed: bool | None) -> WeightedGraph:
     start = next((number for number, line in enumerate(lines) if "<END OF METADATA>" in line.upper()), None)
     if start is None:
         raise ValueError(f"{path}: the line <END OF METADATA> is missing")
-    nodes = next((int(line.split(">")[1]) for line in lines[:start] if line.upper().startswith("<NUMBER OF NODES>")), None)
-    rows = [line.replace(";", " ").split() for line in lines[start + 1 :] if line.strip() and not line.lstrip().startswith("~")]
+    nodes = next(
+        (int(line.split(">")[1]) for line in lines[:start] if line.upper().startswith("<NUMBER OF NODES>")), None
+    )
+    rows = [
+        line.replace(";", " ").split()
+        for line in lines[start + 1 :]
+        if line.strip() and not line.lstrip().startswith("~")
+    ]
     cells = _table(path, [row for row in rows if row], _TNTP_WEIGHTS[weight] + 1)
     return _graph(path, cells[:, 0] - 1, cells[:, 1] - 1, cells[:, -1], nodes)
 
@@ -98,7 +104,9 @@ def _read_list(path: Path, weight: str, directed: bool | None) -> WeightedGraph:
     return _edge_list(path, rows, 0, directed, None)
 
 
-def _edge_list(path: Path, rows: list[list[str]], lowest: int, directed: bool | None, nodes: int | None) -> WeightedGraph:
+def _edge_list(
+    path: Path, rows: list[list[str]], lowest: int, directed: bool | None, nodes: int | None
+) -> WeightedGraph:
     width = min((len(row) for row in rows), default=2)
     cells = _table(path, rows, min(width, 3))
     tails, heads = cells[:, 0] - lowest, cells[:, 1] - lowest
@@ -113,7 +121,11 @@ def _graph(path: Path, tails: np.ndarray, heads: np.ndarray, weights: np.ndarray
     if (tails != np.floor(tails)).any() or (heads != np.floor(heads)).any():
         raise ValueError(f"{path}: vertices must be whole numbers")
     weights = np.asarray(weights)
-    if not np.issubdtype(weights.dtype, np.integer) and np.isfinite(weights).all() and (weights == np.floor(weights)).all():
+    if (
+        not np.issubdtype(weights.dtype, np.integer)
+        and np.isfinite(weights).all()
+        and (weights == np.floor(weights)).all()
+    ):
         weights = weights.astype(np.int64)
     try:
         return WeightedGraph.from_edges(tails.astype(np.int64), heads.astype(np.int64), weights, nodes)
@@ -132,7 +144,7 @@ def _table(path: Path, rows: list[list[str]], columns: int) -> np.ndarray:
 
 def _lines(path: Path) -> list[str]:
     try:
-        with (gzip.open(path, "rt") if path.suffix == ".gz" else path.open()) as file:
+        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
             return file.read().splitlines()
     except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
         raise ValueError(f"{path} is no text file: {error}") from None

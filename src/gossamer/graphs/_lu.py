@@ -40,7 +40,9 @@ def factorise(graph: WeightedGraph, elimination: Elimination, rule: Semiring, dt
     up, down = (np.full(elimination.fill, rule.zero(dtype), dtype) for _ in range(2))
     widest = rule.kernel == "max_min"
     weights = graph.weights.astype(dtype)
-    _scatter_edges(graph.indptr, graph.indices, weights, elimination.place, elimination.starts, elimination.heads, up, down)
+    _scatter_edges(
+        graph.indptr, graph.indices, weights, elimination.place, elimination.starts, elimination.heads, up, down
+    )
     bad = _eliminate(elimination.starts, elimination.heads, up, down, widest, rule.zero(dtype))
     if bad >= 0:
         raise NegativeCycleError(f"a cycle of negative length goes through vertex {elimination.order[bad]}")

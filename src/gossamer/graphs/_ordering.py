@@ -53,7 +53,9 @@ def _metis(starts: np.ndarray, neighbours: np.ndarray, seed: int) -> np.ndarray:
     from gossamer.graphs._elimination import fill
 
     graph = pymetis.CSRAdjacency(starts.astype(np.int32), neighbours)
-    first, second = (np.asarray(order, np.int64) for order in pymetis.nested_dissection(graph, options=pymetis.Options(seed=seed)))
+    first, second = (
+        np.asarray(order, np.int64) for order in pymetis.nested_dissection(graph, options=pymetis.Options(seed=seed))
+    )
     # Which of the two is the order and which its inverse differs between versions; the fill tells.
     return first if fill(starts, neighbours, first) <= fill(starts, neighbours, second) else second
 
@@ -134,7 +136,16 @@ def _smallest_level(level: Any, queue: Any, reached: int) -> tuple[int, int, int
 
 @kernel
 def _split(
-    vertices: Any, level: Any, queue: Any, reached: int, low: int, high: int, first: int, last: int, region: Any, mark: int
+    vertices: Any,
+    level: Any,
+    queue: Any,
+    reached: int,
+    low: int,
+    high: int,
+    first: int,
+    last: int,
+    region: Any,
+    mark: int,
 ) -> None:
     """Write one side, the other side and the separator, in this order, into ``vertices[low:high]``."""
     place = high - 1

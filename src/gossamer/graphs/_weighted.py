@@ -65,7 +65,9 @@ class WeightedGraph:
         ends = [_vertices(name, numbers) for name, numbers in (("tails", tails), ("heads", heads))]
         values = _numbers(weights)
         if not len(ends[0]) == len(ends[1]) == len(values):
-            raise ValueError(f"tails, heads and weights must be of one length, got {len(ends[0])}, {len(ends[1])}, {len(values)}")
+            raise ValueError(
+                f"tails, heads and weights must be of one length, got {len(ends[0])}, {len(ends[1])}, {len(values)}"
+            )
         size = max((int(end.max()) + 1 for end in ends if len(end)), default=0) if n is None else n
         if size > 2**31 - 2:
             raise ValueError(f"n must be below 2**31 - 1, got {size}")

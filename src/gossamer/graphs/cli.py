@@ -26,7 +26,9 @@ def apsp_command(
     method: Annotated[str, typer.Option(help="auto, lu, supernodal, dense or dijkstra.")] = "auto",
     semiring: Annotated[str, typer.Option(help="min_plus, max_min or or_and.")] = "min_plus",
     dtype: Annotated[str | None, typer.Option(help="int32, float32 or float64; by default exact.")] = None,
-    directed: Annotated[bool, typer.Option("--directed", help="Take each line of an edge list as one direction.")] = False,
+    directed: Annotated[
+        bool, typer.Option("--directed", help="Take each line of an edge list as one direction.")
+    ] = False,
     threads: Annotated[int, typer.Option(help="Threads to solve with.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
