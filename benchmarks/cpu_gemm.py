@@ -1,4 +1,4 @@
-"""Small and irregular dense products on CPUs against NumPy's library, and the micro-kernel against the FMA peak; one thread."""
+"""Small and irregular dense products on CPUs against NumPy's library, and the micro-kernel against the peak."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ RESNET = (
 DLRM = tuple(
     (m, n, k)
     for n, k in (
-        (1, 3456), (13, 512), (128, 256), (256, 128), (256, 512), (512, 13), (512, 256), (512, 3456), (3456, 1), (3456, 512),
+        (1, 3456), (13, 512), (128, 256), (256, 128), (256, 512),
+        (512, 13), (512, 256), (512, 3456), (3456, 1), (3456, 512),
     )
     for m in (128, 512)
 )  # fmt: skip
@@ -38,7 +39,7 @@ TILING_DEPTH = 256
 
 @claim(
     "gemm-small",
-    text="square float32 products of 16 to 128 in stacks, through run_many with B packed before, against np.matmul(out=), one thread",
+    text="square float32 products of 16 to 128 in stacks by run_many, B packed before, against np.matmul(out=), one thread",
     system=["autoGEMM"],
     peer="numpy.matmul",
     peer_package="numpy",
@@ -75,7 +76,7 @@ def irregular(bench: Bench) -> Iterator[Row]:
 
 @claim(
     "gemm-regular",
-    text="float32 products of ResNet-50 and DLRM layers with all sides above 32, B packed before, against np.matmul(out=), one thread",
+    text="float32 products of ResNet-50 and DLRM layers with sides above 32, B packed before, against np.matmul, one core",
     system=["autoGEMM"],
     peer="numpy.matmul",
     peer_package="numpy",
@@ -94,7 +95,7 @@ def regular(bench: Bench) -> Iterator[Row]:
 
 @claim(
     "gemm-peak",
-    text="share of the measured multiply-add peak that the main micro-kernel reaches on operands in the first cache, one thread",
+    text="share of the measured multiply-add peak that the main micro-kernel reaches on cached operands, one thread",
     system=["autoGEMM"],
     peer="multiply-adds on registers alone",
     unit="share",
@@ -128,7 +129,7 @@ def peak(bench: Bench) -> Iterator[Row]:
 
 @claim(
     "gemm-tiling",
-    text="tiles chosen by the performance model against one tile size with ragged ends, autoGEMM's tiling shapes at depth 256, one thread",
+    text="tiles chosen by the performance model against one tile size with ragged ends, autoGEMM's shapes, one thread",
     system=["autoGEMM"],
     peer="the same generator with one tile size",
     unit="ratio",

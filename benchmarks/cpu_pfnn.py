@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from functools import partial
 
@@ -31,7 +32,7 @@ def _claim(name: str, batches: str, bar: float) -> object:
     )
 
 
-@_claim("b1", "one character", 1.5)  # type: ignore[operator, untyped-decorator]
+@_claim("b1", "one character", 1.5)  # type: ignore[operator]
 def one(bench: Bench) -> Iterator[Row]:
     """Every weight is read for one row: a matter of bandwidth, which stands in the remark. bfloat16 weights beside."""
     yield from _against_numpy(bench, 1)
@@ -44,13 +45,13 @@ def one(bench: Bench) -> Iterator[Row]:
         yield bench.compare(f"{_label(sizes)} B=1", ours, peer, counted=False, note="bfloat16 weights against float32")
 
 
-@_claim("b8", "5 and 8 characters", 2.5)  # type: ignore[operator, untyped-decorator]
+@_claim("b8", "5 and 8 characters", 2.5)  # type: ignore[operator]
 def few(bench: Bench) -> Iterator[Row]:
     for batch in (5, 8):
         yield from _against_numpy(bench, batch)
 
 
-@_claim("b64", "64 characters", 3.0)  # type: ignore[operator, untyped-decorator]
+@_claim("b64", "64 characters", 3.0)  # type: ignore[operator]
 def many(bench: Bench) -> Iterator[Row]:
     yield from _against_numpy(bench, 64)
 
@@ -114,7 +115,7 @@ def _case(sizes: tuple[int, ...], batch: int) -> Case:
     generator = np.random.default_rng(0)
     weights = [
         generator.standard_normal((4, a, b)).astype(np.float32) / np.float32(a**0.5)
-        for a, b in zip(sizes[:-1], sizes[1:], strict=True)
+        for a, b in itertools.pairwise(sizes)
     ]
     biases = [generator.standard_normal((4, b)).astype(np.float32) for b in sizes[1:]]
     x = generator.standard_normal((batch, sizes[0])).astype(np.float32)

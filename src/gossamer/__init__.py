@@ -17,7 +17,7 @@ from types import ModuleType
 
 __version__ = "0.1.0"
 
-_ROOMS = ("compress", "core", "sparse", "weights")
+_ROOMS = ("codegen", "compress", "core", "gated", "gemm", "graphs", "sparse", "weights")
 
 
 def __getattr__(name: str) -> ModuleType:

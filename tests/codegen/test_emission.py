@@ -5,7 +5,15 @@ from collections.abc import Iterator
 import pytest
 
 from gossamer.codegen import (
-    DYNAMIC_EDGE, CopyKernel, InnerKernel, MicroKernel, emit, host_target, inner_loop, named_target, tile_shapes,
+    DYNAMIC_EDGE,
+    CopyKernel,
+    InnerKernel,
+    MicroKernel,
+    emit,
+    host_target,
+    inner_loop,
+    named_target,
+    tile_shapes,
 )  # fmt: skip
 
 MAIN_TILES = {

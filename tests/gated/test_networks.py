@@ -1,5 +1,6 @@
 """Gated networks against the sentence that defines them: per row, mix the weights, then a plain network in float64."""
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,7 @@ SIZES = [37, 48, 32, 51]
 
 def network(sizes: list[int] = SIZES, seed: int = 0, points: int = 4, **options: object) -> PhaseFunctionedMLP:
     generator = np.random.default_rng(seed)
-    weights = [
-        generator.standard_normal((points, a, b)) / np.sqrt(a) for a, b in zip(sizes[:-1], sizes[1:], strict=True)
-    ]
+    weights = [generator.standard_normal((points, a, b)) / np.sqrt(a) for a, b in itertools.pairwise(sizes)]
     biases = [generator.standard_normal((points, b)) for b in sizes[1:]]
     return PhaseFunctionedMLP(weights, biases, **options)  # type: ignore[arg-type]
 

@@ -1,5 +1,6 @@
 """Distances against SciPy's Dijkstra, bit for bit on integers, for every engine, ordering and number type."""
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -142,7 +143,7 @@ def test_predecessors_lead_back_along_shortest_paths_past_cycles_of_zeros(dtype:
             if distances[row, target] == INFINITY[np.dtype(dtype)]:
                 assert vertices == []
             else:
-                assert sum(length[pair] for pair in zip(vertices, vertices[1:], strict=False)) == distances[row, target]
+                assert sum(length[pair] for pair in itertools.pairwise(vertices)) == distances[row, target]
 
 
 def test_some_sources_threads_blocks_and_files_give_the_same_rows(tmp_path: Path) -> None:
@@ -236,7 +237,8 @@ def test_real_roads_agree_with_dijkstra(name: str, data_file) -> None:  # type: 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["tntp/ChicagoRegional_net.tntp.gz", "tntp/berlin-center_net.tntp.gz", "metis_graphs/power.graph", "tntp/Sydney_net.tntp.gz",
+    ["tntp/ChicagoRegional_net.tntp.gz", "tntp/berlin-center_net.tntp.gz", "metis_graphs/power.graph",
+     "tntp/Sydney_net.tntp.gz",
      "metis_graphs/4elt.graph", "metis_graphs/astro-ph.graph.gz", "metis_delaunay/delaunay_n15.graph.gz"],
 )  # fmt: skip
 def test_large_graphs_with_whole_weights_are_bit_equal(name: str, data_file) -> None:  # type: ignore[no-untyped-def]

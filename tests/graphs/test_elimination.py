@@ -1,5 +1,7 @@
 """Orders and symbolic elimination against the definition, on small graphs."""
 
+import itertools
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -44,7 +46,7 @@ def test_the_filled_pattern_is_what_joining_neighbours_gives(n: int, edges: int,
     assert found.fill == fill(starts, neighbours, order)  # a postorder of the tree changes no fill
     bounds = supernodes(found)
     assert bounds[0] == 0 and bounds[-1] == n and (np.diff(bounds) > 0).all()
-    for first, last in zip(bounds[:-1], bounds[1:], strict=True):
+    for first, last in itertools.pairwise(bounds):
         assert (found.parent[first : last - 1] == np.arange(first + 1, last)).all()
 
 

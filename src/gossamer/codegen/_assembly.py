@@ -28,7 +28,8 @@ def inner_loop(assembly: str) -> InnerLoop:
     Raises:
         ValueError: there is no such loop.
     """
-    loops, label, block = [], "", []
+    loops: list[InnerLoop] = []
+    label, block = "", [""]
     for line in assembly.splitlines():
         if match := _LABEL.match(line):
             label, block = match[1], []

@@ -37,7 +37,7 @@ def _chains(kernel: MicroKernel, vectors: int) -> tuple[Callable[[], None], floa
 
 
 @cache
-def _compiled(kernel: MicroKernel, target: Target) -> ctypes._CFuncPtr:
+def _compiled(kernel: MicroKernel, target: Target) -> Callable[[int], None]:
     module = ir.Module(name=f"chains_{kernel.semiring}_{kernel.element}")
     module.triple = target.triple
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [LONG]), module.name)

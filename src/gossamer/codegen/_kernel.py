@@ -32,7 +32,7 @@ class MicroKernel:
     """One generated function.
 
     rows, vectors: the register tile. element: "f32", "f64", "i32" (semirings of minima only).
-    semiring: "plus_times", "min_plus" (sums, then minima; int32 infinity is 2**30 - 1) or "max_min" (also "or-and", on 0 and 1).
+    semiring: "plus_times", "min_plus" (sums, then minima; int32 infinity is 2**30 - 1) or "max_min" (on 0 and 1: or-and).
     edge: columns in the last vector; 0 where it is full, ``DYNAMIC_EDGE`` where the call says it (x86 and SVE; on AVX2
         stores under such masks are slow).
     update: "store" (C is overwritten, never read), "accumulate" (C (+) product), "scale" (alpha * product + beta * C).

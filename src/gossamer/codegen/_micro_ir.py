@@ -22,7 +22,7 @@ from llvmlite import ir
 
 from gossamer.codegen._kernel import DYNAMIC_EDGE, MicroKernel
 from gossamer.codegen._targets import Target
-from gossamer.codegen._vector_ops import BYTE, LONG, PTR, VectorOps, call, offset
+from gossamer.codegen._vector_ops import LONG, PTR, VectorOps, call, offset
 
 KERNEL_TYPE = ir.FunctionType(ir.VoidType(), [PTR, LONG, PTR, LONG, PTR, LONG, LONG, LONG, PTR, PTR, LONG])
 QUAD = 4

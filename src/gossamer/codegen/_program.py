@@ -92,7 +92,7 @@ class Program:
 
 
 @cache
-def _runner(target: Target) -> ctypes._CFuncPtr:
+def _runner(target: Target) -> Callable[..., None]:
     kinds = [ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
     return ctypes.CFUNCTYPE(None, *kinds)(addresses(_runner_ir(target), target)["run_program"])
 

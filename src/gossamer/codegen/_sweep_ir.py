@@ -120,7 +120,7 @@ def _down(module: ir.Module, name: str, kernel: MicroKernel, target: Target) -> 
 
 
 def _scatter(module: ir.Module, name: str, kernel: MicroKernel, target: Target) -> None:
-    """A chunk of vertices is turned round into a tile that stays in the caches, and each of its rows then goes to memory."""
+    """A chunk of vertices is turned round into a tile that stays in the caches; each of its rows then goes to memory."""
     builder, ops = _function(module, name, [PTR, PTR, LONG, PTR], kernel, target)
     x, places, n, rows = builder.function.args
     size, width = LONG(ops.scalar_bytes), _VECTORS * ops.lanes

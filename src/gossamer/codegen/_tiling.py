@@ -149,7 +149,7 @@ def row_heights(m: int, k: int, vectors: int, target: Target) -> tuple[tuple[int
 
 
 def fixed_tile(m: int, n: int, k: int, target: Target) -> Tiling:
-    """One tile size for everything, the one of the highest arithmetic intensity, with ragged ends: what a fixed kernel does."""
+    """One tile size for everything, with ragged ends: what a fixed kernel does."""
     shapes = tile_shapes(target)
     rows, width = max(
         ((height, width) for width, heights in shapes.items() for height in heights),

@@ -3,7 +3,7 @@
 In: control points of weights (or a folder of the original demo), inputs, phases or gates. Out: a batch of outputs from one
 native call.
 
-- :class:`PhaseFunctionedMLP`: ``forward(x, phase)``, ``forward_gated(x, coefficients)``, ``from_pfnn_dir``, ``export_onnx``.
+- :class:`PhaseFunctionedMLP`: ``forward``, ``forward_gated``, ``from_pfnn_dir``, ``export_onnx``.
 - :func:`catmull_rom`, :func:`fit_control_points`: the cyclic cubic, and points from its samples.
 - ``TorchTwin`` (needs torch): the same network for training.
 """

@@ -102,7 +102,8 @@ class FusedNetwork:
 
     def _block(
         self, layer: Layer, block: tuple[int, int, int], span: tuple[int, int], source: tuple[int, int, int],
-        target: tuple[int, int, int], strips: tuple[Strip, ...], starts: list[int], activation: str, ends: tuple[bool, bool],
+        target: tuple[int, int, int], strips: tuple[Strip, ...], starts: list[int], activation: str,
+        ends: tuple[bool, bool],
     ) -> Iterator[Job]:  # fmt: skip
         """One block of the depth within a control point: scale the input, then go through the strips."""
         points, inputs, _ = layer.sizes

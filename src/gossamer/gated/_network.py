@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -61,7 +62,7 @@ class PhaseFunctionedMLP:
         """A network with uniform weights in ``+- sqrt(6 / (in + out))``-like bounds of the original recipe, biases zero."""
         generator = np.random.default_rng(seed)
         weights, biases = [], []
-        for inputs, outputs in zip(sizes[:-1], sizes[1:], strict=True):
+        for inputs, outputs in itertools.pairwise(sizes):
             bound = np.sqrt(6 / (inputs + outputs))
             weights.append(generator.uniform(-bound, bound, (points, inputs, outputs)).astype(np.float32))
             biases.append(np.zeros((points, outputs), np.float32))
@@ -160,7 +161,7 @@ class PhaseFunctionedMLP:
 def _checked_layers(weights: Sequence[np.ndarray], biases: Sequence[np.ndarray]) -> list[Layer]:
     if not len(weights) or len(weights) != len(biases):
         raise ValueError(f"weights and biases must be of one length, at least 1, got {len(weights)} and {len(biases)}")
-    layers = []
+    layers: list[Layer] = []
     for number, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
         w, b = np.ascontiguousarray(weight, np.float32), np.ascontiguousarray(bias, np.float32)
         if w.ndim != 3 or 0 in w.shape or b.shape != (w.shape[0], w.shape[2]):

@@ -52,5 +52,5 @@ class TorchTwin(nn.Module):
 
     def to_network(self, weights_dtype: str = "f32") -> PhaseFunctionedMLP:
         """The trained parameters as a fast network."""
-        arrays = ([p.detach().cpu().numpy() for p in group] for group in (self.weights, self.biases))
-        return PhaseFunctionedMLP(*arrays, weights_dtype=weights_dtype)
+        weights, biases = ([p.detach().cpu().numpy() for p in group] for group in (self.weights, self.biases))
+        return PhaseFunctionedMLP(weights, biases, weights_dtype=weights_dtype)

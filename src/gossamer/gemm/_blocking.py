@@ -211,5 +211,7 @@ class Blocking:
         )
         # Later blocks add to what is there; beta is used up by the first.
         update = self.form.update if first else "accumulate" if self.form.update == "store" else self.form.update
-        kernel = replace(kernel, update=update)
-        return replace(kernel, bias=self.form.bias, activation=self.form.activation) if last else kernel
+        kernel = replace(kernel, update=update)  # type: ignore[arg-type]
+        if not last:
+            return kernel
+        return replace(kernel, bias=self.form.bias, activation=self.form.activation)  # type: ignore[arg-type]

@@ -13,12 +13,24 @@ import numpy as np
 from gossamer.codegen import BASES, Program, Target, Tiling, fixed_tile, host_target, tile
 from gossamer.core.jit import aligned_bytes
 from gossamer.gemm._blocking import (
-    A_COPY, B_COPY, BIAS, LATER_SCALES, SCALES, A, B, Blocking, C, Form, Share, Strides, takes_inner,
+    A_COPY,
+    B_COPY,
+    BIAS,
+    LATER_SCALES,
+    SCALES,
+    A,
+    B,
+    Blocking,
+    C,
+    Form,
+    Share,
+    Strides,
+    takes_inner,
 )  # fmt: skip
 from gossamer.gemm._pack import pack
 
 EPILOGUES = ("none", "bias", "relu", "elu", "bias_relu", "bias_elu")
-_DTYPES = {"f32": np.dtype(np.float32), "bf16": np.dtype(np.uint16)}
+_DTYPES: dict[str, np.dtype] = {"f32": np.dtype(np.float32), "bf16": np.dtype(np.uint16)}
 
 
 @dataclass(frozen=True)
@@ -62,7 +74,7 @@ class _Bound:
 
 
 class GemmPlan:
-    """A product of fixed sizes. Made by :func:`gemm_plan`; a plan holds scratch memory, so run it from one thread at a time."""
+    """A product of fixed sizes. Made by :func:`gemm_plan`; it holds scratch memory: run it from one thread at a time."""
 
     def __init__(
         self, m: int, n: int, k: int, form: Form, scales: tuple[float, float], threads: int, target: Target,
@@ -88,7 +100,7 @@ class GemmPlan:
 
         Raises:
             TypeError: an operand is no NumPy array of the right dtype.
-            ValueError: a shape differs from the plan's, entries of a row are not consecutive, or c shares memory with a or b.
+            ValueError: a shape differs from the plan's, rows have gaps between entries, or c shares memory with a or b.
         """
         return self._execute((a, b, c, bias), stack=False)
 
@@ -137,9 +149,7 @@ class GemmPlan:
         if not c.flags.writeable or np.may_share_memory(a, c) or np.may_share_memory(b, c):
             raise ValueError("c must be writeable and share no memory with a or b")
         if self._form.bias != (bias is not None):
-            raise ValueError(
-                f"bias must be given exactly where the epilogue adds one; this plan's does {'' if self._form.bias else 'not'}"
-            )
+            raise ValueError(f"bias must be given exactly where the epilogue adds one; this adds {int(self._form.bias)}")
         if bias is not None:
             _check_vector(bias, self.n)
         return a, b, c, bias
@@ -192,9 +202,9 @@ def gemm_plan(
     The register tiles are the cheapest cut under a performance model (after autoGEMM, Wu et al., SC 2024). Kernels that the
     plan needs are generated now, some tens of milliseconds each when they are not on disk yet.
 
-    dtype: "f32", or "bf16" (uint16 arrays of bits; sums and C are float32). transb: B comes as ``(n, k)``. prepack_b: B itself,
+    dtype: "f32", or "bf16" (uint16 arrays of bits; sums and C are float32). transb: B comes as ``(n, k)``. prepack_b: B,
     or a stack of them, packed now for all runs. epilogue: "none", "bias", "relu", "elu", "bias_relu" or "bias_elu".
-    beta: with 0, C is not read. target: another processor's path, for tests. tiling: "dynamic", or "fixed" for one tile size.
+    beta: with 0, C is not read. target: another processor's path, for tests. tiling: "dynamic", or "fixed": one tile size.
 
     Raises:
         ValueError: a size is below 1, or a name is unknown.

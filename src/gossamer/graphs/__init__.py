@@ -4,7 +4,7 @@ In: a sparse matrix of weights, or a file of roads. Out: distances, predecessors
 
 - :func:`apsp`, :func:`apsp_plan`: all-pairs shortest paths by elimination in a reordered graph (ROME; SuperFW, PPoPP 2020);
   also widest paths and reachability; on CPUs and GPUs.
-- :class:`WeightedGraph`, :func:`read_graph`: stored entries are edges, zeros included; ``.tntp``, ``.gr``, ``.mtx``, edge lists.
+- :class:`WeightedGraph`, :func:`read_graph`: stored entries are edges, zeros included; road files, edge lists.
 - :func:`path`: the vertices of one path; :class:`NegativeCycleError`.
 """
 

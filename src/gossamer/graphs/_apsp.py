@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +32,7 @@ _BATCH = 64
 class ApspPlan:
     """A graph in its elimination order. Made by :func:`apsp_plan`.
 
-    graph: the edges. elimination: order, tree and filled pattern. costs: what each engine is expected to take for all sources.
+    graph: the edges. elimination: order, tree and filled pattern. dtype: of the distances.
     """
 
     def __init__(
@@ -39,8 +41,13 @@ class ApspPlan:
         self.graph = graph
         self.elimination = elimination
         self.dtype = dtype
-        self._rule, self._method = rule, method
+        self.rule, self._method = rule, method
         self._factors: Factors | None = None
+
+    @property
+    def semiring(self) -> str:
+        """Its name."""
+        return self.rule.name
 
     @property
     def n(self) -> int:
@@ -59,8 +66,8 @@ class ApspPlan:
         >>> plan.update([2, 3]).solve([0])
         array([[0, 2, 5]], dtype=int32)
         """
-        graph = self.graph.with_weights(np.asarray(weights), self._rule)
-        return ApspPlan(graph, self._rule, self._method, _working_type(graph, self._rule, None), self.elimination)
+        graph = self.graph.with_weights(np.asarray(weights), self.rule)
+        return ApspPlan(graph, self.rule, self._method, _working_type(graph, self.rule, None), self.elimination)
 
     def costs(self, sources: int | None = None) -> Costs:
         """Expected seconds of each engine for a number of sources, all of them if left out."""
@@ -96,18 +103,18 @@ class ApspPlan:
         chosen = np.arange(self.n) if sources is None else _checked_sources(sources, self.n)
         if threads < 1:
             raise ValueError(f"threads must be at least 1, got {threads}")
-        if return_predecessors and self._rule.name != "min_plus":
-            raise ValueError(f"predecessors are of shortest paths; the semiring is {self._rule.name}")
+        if return_predecessors and self.rule.name != "min_plus":
+            raise ValueError(f"predecessors are of shortest paths; the semiring is {self.rule.name}")
         distances = self._room(out, len(chosen))
         engine = self._engine(len(chosen))
         if engine in ("dense", "supernodal"):
             self._copy_closure(engine, chosen, distances)
         else:
             self._by_rows(engine, chosen, distances, threads)
-        result = distances if self._rule.name != "or_and" or out is not None else distances > 0
+        result = distances if self.rule.name != "or_and" or out is not None else distances > 0
         if not return_predecessors:
             return result
-        nothing = self._rule.zero(self.dtype)
+        nothing = self.rule.zero(self.dtype)
         return result, predecessors(self.graph, chosen, np.asarray(distances), nothing)
 
     def blocks(self, rows: int = 1024, threads: int = 1) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -123,7 +130,7 @@ class ApspPlan:
         return self.costs(sources).fastest if self._method == "auto" else self._method
 
     def _allows_dijkstra(self) -> bool:
-        return self._rule.name == "min_plus" and not (self.graph.weights < 0).any()
+        return self.rule.name == "min_plus" and not (self.graph.weights < 0).any()
 
     def _room(self, out: Any, rows: int) -> np.ndarray:
         shape, needed = (rows, self.n), rows * self.n * self.dtype.itemsize
@@ -139,22 +146,23 @@ class ApspPlan:
             return out
         if needed > _free_memory():
             raise ValueError(
-                f"the distances take {needed:,} bytes, {_free_memory():,} are free: give sources=, out= a path, or take blocks()"
+                f"the distances take {needed:,} bytes, {_free_memory():,} are free: give sources=, a path as out=, or take "
+                "blocks()"
             )
         return np.empty(shape, self.dtype)
 
     def _copy_closure(self, engine: str, chosen: np.ndarray, distances: np.ndarray) -> None:
         place = self.elimination.place
         if engine == "supernodal":
-            closure = supernodal_closure(self.graph, self.elimination, self._rule, self.dtype)
+            closure = supernodal_closure(self.graph, self.elimination, self.rule, self.dtype)
             order = place
         else:
-            closure = np.full((self.n, self.n), self._rule.zero(self.dtype), self.dtype)
+            closure = np.full((self.n, self.n), self.rule.zero(self.dtype), self.dtype)
             closure[self.graph.sources, self.graph.indices] = self.graph.weights.astype(self.dtype)
-            np.fill_diagonal(closure, self._rule.one(self.dtype))
-            close(closure, Products(self._rule, self.dtype))
+            np.fill_diagonal(closure, self.rule.one(self.dtype))
+            close(closure, Products(self.rule, self.dtype))
             order = np.arange(self.n)
-        if self._rule.name == "min_plus" and (closure.diagonal() < 0).any():
+        if self.rule.name == "min_plus" and (closure.diagonal() < 0).any():
             raise NegativeCycleError(
                 f"a cycle of negative length goes through vertex {self._vertex_below(closure, order)}"
             )
@@ -169,25 +177,22 @@ class ApspPlan:
         if engine == "dijkstra":
             if not self._allows_dijkstra():
                 raise ValueError("method dijkstra needs semiring min_plus and weights that are not negative")
-            distances.fill(self._rule.zero(self.dtype))
+            distances.fill(self.rule.zero(self.dtype))
             weights = self.graph.weights.astype(self.dtype)
             arrays = self.graph.indptr, self.graph.indices, weights
-            nothing = self._rule.zero(self.dtype)
+            nothing = self.rule.zero(self.dtype)
             bounds = np.linspace(0, len(chosen), threads + 1).astype(int)
-            work = [
-                (lambda a=a, b=b: dijkstra_rows(*arrays, chosen[a:b], nothing, distances[a:b]))
-                for a, b in zip(bounds[:-1], bounds[1:], strict=True)
+            work: list[Callable[[], None]] = [
+                partial(dijkstra_rows, *arrays, chosen[a:b], nothing, distances[a:b])
+                for a, b in itertools.pairwise(bounds)
             ]
         else:
             if self._factors is None:
-                self._factors = factorise(self.graph, self.elimination, self._rule, self.dtype)
+                self._factors = factorise(self.graph, self.elimination, self.rule, self.dtype)
             factors = self._factors
             # Sources that are close in the order share the upward sweep of their block.
             order = np.argsort(self.elimination.place[chosen], kind="stable")
-            work = [
-                (lambda part=part: _solve_part(factors, chosen, distances, part))
-                for part in np.array_split(order, threads)
-            ]
+            work = [partial(_solve_part, factors, chosen, distances, part) for part in np.array_split(order, threads)]
         if threads == 1:
             work[0]()
             return
@@ -203,10 +208,10 @@ def apsp_plan(
     """Prepare the path problem of a square sparse matrix: order, elimination tree, filled pattern.
 
     A: SciPy sparse, a :class:`~gossamer.sparse.SparseMatrix`, a dense array with infinities where there is no edge, or a
-    :class:`WeightedGraph`. Stored entries are edges, zeros included; parallel edges keep the better one. semiring: "min_plus"
-    (shortest), "max_min" (widest), "or_and" (reachable). dtype: int32, float32 or float64; by default integers are solved
-    exactly in int32 where no path can leave it, else in float64, and floats in their own type. nonneg: refuse negative weights.
-    ordering: "metis" (pymetis), "bisection", or "auto".
+    :class:`WeightedGraph`. Stored entries are edges, zeros included; parallel edges keep the better one. semiring:
+    "min_plus" (shortest), "max_min" (widest), "or_and" (reachable). dtype: int32, float32 or float64; by default integers
+    are solved exactly in int32 where no path can leave it, else in float64, and floats in their own type. nonneg: refuse
+    negative weights. ordering: "metis" (pymetis), "bisection", or "auto".
 
     Raises:
         ValueError: A is not square, holds NaN, or a name is unknown.
@@ -232,9 +237,9 @@ def apsp(
     A: Any, *, semiring: str = "min_plus", method: Method = "auto", sources: Sequence[int] | np.ndarray | None = None,
     dtype: Any = None, return_predecessors: bool = False, device: str = "cpu", out: Any = None, threads: int = 1,
 ) -> Any:  # fmt: skip
-    """Exact distances between all vertices of a sparse graph, or from ``sources``; see :func:`apsp_plan`, :meth:`ApspPlan.solve`.
+    """Exact distances between all vertices of a sparse graph, or from ``sources``; see :func:`apsp_plan` and ``solve``.
 
-    method: "lu" (factorise, then sweep), "supernodal" (block elimination on the whole matrix), "dense" (divide and conquer),
+    method: "lu" (factorise, then sweep), "supernodal" (block elimination on the whole matrix), "dense" (by halves),
     "dijkstra", or "auto": what a model of the work expects to be fastest. device: "cpu", or "cuda" for a torch tensor
     computed on the GPU by the dense or supernodal engine.
 

@@ -1,4 +1,4 @@
-"""The dense closure by divide and conquer, so that nearly all work is in matrix products (R-Kleene, D'Alberto & Nicolau 2007).
+"""The dense closure by halves: nearly all work is in matrix products (R-Kleene, D'Alberto & Nicolau 2007).
 
 With ``A = [[P, Q], [R, S]]``: close P; Q = P Q, R = R P; S = S + R Q; close S; R = S R, Q = Q S; P = P + Q R. Products
 are semiring block products of the kernel generator; B is packed in strips, A is read as it lies.

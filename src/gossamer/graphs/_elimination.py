@@ -153,7 +153,7 @@ def _rows(
 @kernel
 def _relaxed(parent: Any, counts: Any, widest: int) -> Any:
     n = len(parent)
-    starts = [np.int64(0)]
+    starts: Any = [np.int64(0)]
     zeros = 0
     for vertex in range(1, n):
         first = starts[-1]

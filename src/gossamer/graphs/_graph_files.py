@@ -21,8 +21,8 @@ def read_graph(path: str | os.PathLike[str], weight: str = "length", directed: b
     """Read a weighted graph; the ending of the name says in which form.
 
     ``.tntp``: directed road networks; weight: "length" or "time" (free-flow). ``.gr``: DIMACS shortest paths, directed.
-    ``.mtx``: Matrix Market; one without its banner line is read as an edge list from 1. ``.graph``: METIS. ``.txt``, ``.csv``,
-    ``.edges``: two vertices from 0 on a line and perhaps a weight. Edges without a weight weigh 1.
+    ``.mtx``: Matrix Market; one without its banner line is read as an edge list from 1. ``.graph``: METIS. ``.txt``,
+    ``.csv``, ``.edges``: two vertices from 0 on a line and perhaps a weight. Edges without a weight weigh 1.
     directed: of edge lists; by default each line counts in both directions there.
 
     Raises:

@@ -99,9 +99,9 @@ def _bisect(starts: Any, neighbours: Any, order: Any) -> None:
                         reached += 1
             root = queue[reached - 1]
         if reached < size:  # not connected: what was reached on one side, the rest on the other, nothing between
-            cut, first, last = np.int64(-1), reached, reached
+            _cut, first, last = np.int64(-1), reached, reached
         else:
-            cut, first, last = _smallest_level(level, queue, reached)
+            _cut, first, last = _smallest_level(level, queue, reached)
         _split(vertices, level, queue, reached, low, high, first, last, region, regions)
         separator = last - first
         for place in range(high - separator, high):
@@ -113,7 +113,9 @@ def _bisect(starts: Any, neighbours: Any, order: Any) -> None:
 @kernel
 def _smallest_level(level: Any, queue: Any, reached: int) -> tuple[int, int, int]:
     """The smallest level whose end lies in the middle third of the search order: its number, start and end there."""
-    best = best_first = best_last = np.int64(-1)
+    best: Any = np.int64(-1)
+    best_first: Any = np.int64(-1)
+    best_last: Any = np.int64(-1)
     first = 0
     while first < reached:
         last = first

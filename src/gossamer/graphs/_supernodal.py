@@ -8,6 +8,7 @@ large blocks; rows and columns of A(k) are gathered into consecutive memory, upd
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,8 @@ def supernodal_closure(graph: WeightedGraph, elimination: Elimination, rule: Sem
     np.fill_diagonal(closure, rule.one(dtype))
     products = Products(rule, dtype)
     bounds = supernodes(elimination)
-    lowest = _first_descendants(elimination.parent)
-    for first, last in zip(bounds[:-1], bounds[1:], strict=True):
+    lowest = first_descendants(elimination.parent)
+    for first, last in itertools.pairwise(bounds):
         later = elimination.heads[elimination.starts[last - 1] : elimination.starts[last]].astype(np.int64)
         _eliminate(closure, products, int(lowest[first:last].min()), int(first), int(last), later)
     return closure
@@ -38,7 +39,7 @@ def supernodal_closure(graph: WeightedGraph, elimination: Elimination, rule: Sem
 def supernodal_pairs(elimination: Elimination) -> int:
     """Pairs that the elimination combines: over supernodes, their width times the square of their rows."""
     bounds = supernodes(elimination)
-    lowest = _first_descendants(elimination.parent)
+    lowest = first_descendants(elimination.parent)
     first, last = bounds[:-1], bounds[1:]
     later = np.diff(elimination.starts)[last - 1]
     rows = (last - np.minimum.reduceat(lowest, first)) + later if len(first) else np.empty(0)
@@ -102,7 +103,7 @@ def _put_columns(d: Any, start: int, stop: int, columns: Any, values: Any) -> No
 
 
 @kernel
-def _first_descendants(parent: Any) -> Any:
+def first_descendants(parent: Any) -> Any:
     """The lowest place in the subtree of each place; subtrees are consecutive in a postorder."""
     lowest = np.arange(len(parent))
     for vertex in range(len(parent)):
