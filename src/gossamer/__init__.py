@@ -20,7 +20,7 @@ from types import ModuleType
 
 __version__ = "0.1.0"
 
-_ROOMS = ("cluster", "compress", "core", "graphs", "sparse", "train", "weights")
+_ROOMS = ("cluster", "codegen", "compress", "core", "gated", "gemm", "graphs", "sparse", "train", "weights")
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -38,6 +38,7 @@ _VERBS = {
     "weights": _Verb("gossamer.weights.cli", "Pack a safetensors checkpoint into fewer bytes, bit for bit, and back."),
     "sparse": _Verb("gossamer.sparse.cli", "Plan the products of a sparse matrix; write a report."),
     "cluster": _Verb("gossamer.cluster.cli", "Replay job traces under schedulers; load, traces, energy."),
+    "apsp": _Verb("gossamer.graphs.cli", "Distances between all vertices of a graph, into a .npy file."),
     "bench": _Verb("gossamer.core.cli", "Measure claims again and write their records."),
     "claims": _Verb("gossamer.core.cli", "Show every claim beside its bar and its records."),
     "systems": _Verb("gossamer.core.cli", "Show the published systems: what works here, and where."),
