@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from tiny_models import tiny_model
 
@@ -31,7 +33,7 @@ def test_one_thread_takes_over_and_all_are_tried_again_ever_more_seldom() -> Non
     ran = turns([10.0] * 400, 2.0, 400)
     tried = [step for step in range(1, 400) if ran[step] and not ran[step - 1]]
     assert ran[:4] == [True, True, True, False]
-    assert [later - earlier for earlier, later in zip(tried, tried[1:], strict=False)] == [19, 35, 67, 131, 131]
+    assert [later - earlier for earlier, later in itertools.pairwise(tried)] == [19, 35, 67, 131, 131]
     assert sum(ran) <= 3 * (len(tried) + 1)
 
 
