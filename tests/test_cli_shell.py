@@ -138,3 +138,23 @@ def test_closed_pipe_is_no_traceback():
     done = subprocess.run(["bash", "-c", run], capture_output=True, text=True)
     assert done.stdout == '[{"name": '
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("verb", "line"),
+    [
+        ("systems", "gossamer systems: interrupted\n"),
+        ("compress", "gossamer compress: interrupted; the same command goes on from there\n"),
+    ],
+)
+def test_an_interruption_is_told_and_has_the_usual_exit_code(failing_verb, verb, line):
+    failing_verb(KeyboardInterrupt())
+    result = gossamer(verb)
+    assert result.exit_code == 130
+    assert result.output == line
+
+
+def test_tables_are_whole_where_nobody_looks():
+    shown = gossamer("systems").output
+    assert "\u2026" not in shown
+    assert "dense products from generated micro-kernels with model-driven tiling" in shown

@@ -44,6 +44,9 @@ _VERBS = {
     "systems": _Verb("gossamer.core.cli", "Show the published systems: what works here, and where."),
 }
 
+_RESUMED = ("compress", "finetune", "search")
+"""Verbs that keep what is finished when they are interrupted."""
+
 _EXTRAS = {
     "torch": "llm",
     "transformers": "llm",
@@ -51,6 +54,7 @@ _EXTRAS = {
     "accelerate": "llm",
     "gguf": "llm",
     "scipy": "sparse",
+    "pymetis": "graphs",
     "plotly": "report",
     "joblib": "cluster",
     "cuda": "gpu",
@@ -100,6 +104,10 @@ def _guarded(action: Callable[[], None], verb: str, debug: bool) -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        again = "; the same command goes on from there" if verb in _RESUMED else ""
+        typer.echo(f"gossamer {verb}: interrupted{again}", err=True)
+        raise typer.Exit(130) from None
     except (ValueError, TypeError, OSError, MemoryError, ModuleNotFoundError) as error:
         if debug:
             raise
@@ -114,7 +122,7 @@ def _one_line(error: Exception) -> str:
         remedy = f"pip install 'gossamer[{extra}]'" if extra else f"pip install {package}"
         return f"needs {package}, which is not installed: {remedy}"
     if isinstance(error, MemoryError):
-        return "not enough memory; close other programs or take a smaller model"
+        return "not enough memory; close other programs or take a smaller input"
     return " ".join(str(error).split()) or type(error).__name__
 
 

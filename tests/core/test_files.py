@@ -80,3 +80,10 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
         fill_the_disk()
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_missing_folder_is_told_by_the_name_that_was_given(tmp_path: Path) -> None:
+    path = tmp_path / "nowhere" / "a.json"
+    with pytest.raises(FileNotFoundError) as error:
+        write_json(path, {})
+    assert error.value.filename == str(path)

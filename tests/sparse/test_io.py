@@ -103,3 +103,17 @@ def test_unknown_endings_and_missing_files_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nothing\.mtx"):
         read_matrix(tmp_path / "nothing.mtx")
     assert isinstance(read_matrix(written(tmp_path / "a.edges", "0 1\n")), SparseMatrix)
+
+
+def test_files_that_cannot_be_what_they_say_are_named(tmp_path):
+    size = 10**12
+    huge = f"%%MatrixMarket matrix coordinate real general\n{size} {size} {size}\n1 1 1\n"
+    with pytest.raises(ValueError, match=r"huge\.mtx announces more .* than memory holds"):
+        read_matrix(written(tmp_path / "huge.mtx", huge))
+    for name, content in (("text.npz", b"abc"), ("cut.npz", b"PK\x03\x04abc")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=rf"{name} is no sparse matrix that scipy"):
+            read_matrix(tmp_path / name)
+    np.savez(tmp_path / "other.npz", a=np.ones(3))
+    with pytest.raises(ValueError, match=r"other\.npz is no sparse matrix"):
+        read_matrix(tmp_path / "other.npz")

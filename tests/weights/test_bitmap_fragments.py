@@ -142,7 +142,7 @@ def test_it_is_saved_and_is_a_layer_on_a_cpu_too(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"float16 or bfloat16.*float32"):
+    with pytest.raises(TypeError, match=r"float16, bfloat16.*float32"):
         FragmentBitmapWeight.from_dense(torch.ones(4, 4))
     with pytest.raises(ValueError, match="matrix"):
         FragmentBitmapWeight.from_dense(torch.ones(4, dtype=torch.float16))

@@ -11,6 +11,7 @@ from gossamer.weights import (
     BitmapWeight,
     CompressedLinear,
     DenseWeight,
+    FragmentBitmapWeight,
     FragmentLosslessWeight,
     LosslessWeight,
     NMWeight,
@@ -104,3 +105,21 @@ def test_a_loaded_state_brings_what_its_arrays_mean(layout: str) -> None:
     fragments = CompressedLinear(FragmentLosslessWeight.from_dense(large))
     with pytest.raises((RuntimeError, ValueError)):
         layer.load_state_dict(fragments.state_dict())
+
+
+def test_what_is_no_matrix_activation_or_bias_is_refused_by_name() -> None:
+    weight = torch.randn(8, 16)
+    for format_type in (BitmapWeight, DenseWeight):
+        stored = format_type.from_dense(weight)
+        with pytest.raises(TypeError, match=r"x must be a torch\.Tensor, got NoneType"):
+            stored.linear(None)
+        with pytest.raises(ValueError, match=r"bias must be a tensor of shape \(8,\), got \(7,\)"):
+            stored.linear(torch.ones(2, 16), torch.ones(7))
+        with pytest.raises(TypeError, match=r"weight must be a dense tensor, got layout torch\.sparse_coo"):
+            format_type.from_dense(weight.to_sparse())
+        with pytest.raises(ValueError, match="meta device"):
+            format_type.from_dense(weight.to("meta"))
+        with pytest.raises(ValueError, match=r"out must be .*torch\.float32.* of shape \(8, 16\)"):
+            stored.to_dense(torch.empty(8, 15))
+    with pytest.raises(TypeError, match="dense tensor"):
+        FragmentBitmapWeight.from_dense(weight.half().to_sparse())

@@ -46,8 +46,9 @@ class Decoder:
             one matrix, and gate and up too.
         max_length: positions that the cache holds (float32, memory is taken as it fills; on a GPU in the model's type and
             at once).
-        threads: of the kernels; by default as many as torch uses now. Products that torch computes (the prompt,
-            and ``dense="torch-..."``) use torch's own number.
+        threads: of the kernels; by default as many as torch uses now, or one while that is faster, as it is where other
+            processes keep cores busy (the logits are the same). Products that torch computes (the prompt, and
+            ``dense="torch-..."``) use torch's own number.
         dense: how dense layers multiply in LLaMA-like models: "gossamer" with our own kernel, "torch-bf16" and
             "torch-fp32" with torch, for comparison. Models on a GPU or in their own forward ignore it.
 
@@ -77,8 +78,9 @@ class Decoder:
         if is_llama_like(model) and model.device.type == "cuda":
             self._steps = GraphSteps(model, max_length)
         elif is_llama_like(model):
-            self._steps = LlamaSteps(model, max_length, threads or torch.get_num_threads(), dense)
-            self._steps.step(0, 0)  # kernels are compiled or loaded at their first call: not in somebody's first token
+            steps = LlamaSteps(model, max_length, threads or torch.get_num_threads(), dense, adapt=threads is None)
+            steps.warm()
+            self._steps = steps
         else:
             self._steps = ForwardSteps(model)
 

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from gossamer.compress import _decode_kernels as kernels
 from gossamer.compress._decode_matrices import Call, Dense, Layer, bind_matrix, joint_bias
 from gossamer.compress._decode_prompt import attention_window, projections, prompt_cache
+from gossamer.compress._decode_threads import Team
 from gossamer.weights import CompressedLinear
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
@@ -65,9 +66,12 @@ class LlamaSteps:
         max_length: positions in the cache.
         threads: of the kernels.
         dense: how ``nn.Linear`` layers are multiplied.
+        adapt: let one thread work alone while all of them are slower.
     """
 
-    def __init__(self, model: PreTrainedModel, max_length: int, threads: int, dense: Dense) -> None:
+    def __init__(
+        self, model: PreTrainedModel, max_length: int, threads: int, dense: Dense, adapt: bool = False
+    ) -> None:
         config, body = model.config, model.model
         self.model = model
         self._scale: float = body.layers[0].self_attn.scaling
@@ -79,21 +83,31 @@ class LlamaSteps:
         self._cos, self._sin = _rotary_tables(body.rotary_emb, max_length)
         self._embedding = body.embed_tokens.weight.detach()
         self._hidden_view = torch.from_numpy(self._hidden)
-        self._operations = self._up_to_last_norm(threads, dense)
-        self._calls = [operation.call for operation in self._operations]
-        self._to_logits = self._head(threads, dense)
+        vectors = _Vectors.of(model, max_length)
+        self._together = self._step_calls(vectors, threads, dense)
+        self._alone = self._step_calls(vectors, 1, dense) if adapt and threads > 1 else None
+        self._team: Team | None = None
+
+    def warm(self) -> None:
+        """Compile or load the kernels, and learn what a step takes: not in somebody's first token."""
+        self.step(0, 0)
+        if self._alone is not None:
+            self._team = Team(min(self._timed(self._alone) for _ in range(3)))
 
     def step(self, token: int, position: int) -> np.ndarray:
         """Logits ``(vocabulary,)`` after ``token`` at ``position``; overwritten by the next step."""
-        self._run(token, position)
-        for operation in self._to_logits:
-            operation.call()
+        self._enter(token, position)
+        if self._team is None or self._alone is None:
+            self._together.run()
+        else:
+            self._team.took(self._timed(self._together if self._team.together else self._alone))
         return self._logits
 
-    def _run(self, token: int, position: int) -> None:
-        self._enter(token, position)
-        for call in self._calls:
-            call()
+    @staticmethod
+    def _timed(calls: _StepCalls) -> float:
+        start = perf_counter()
+        calls.run()
+        return perf_counter() - start
 
     def _enter(self, token: int, position: int) -> None:
         """Put the embedding of ``token`` where the first operation expects it."""
@@ -115,7 +129,7 @@ class LlamaSteps:
         self.step(0, position)
         spent = dict.fromkeys(KINDS, 0.0) | {"step": perf_counter() - start}
         self._enter(0, position)
-        for kind, call in [*self._operations, *self._to_logits]:
+        for kind, call in [*self._together.body, *self._together.head]:
             start = perf_counter()
             call()
             spent[kind] += perf_counter() - start
@@ -125,17 +139,20 @@ class LlamaSteps:
         """Put ``ids`` ``(n,)`` at the first positions of the cache: a short prompt in steps, a longer one at once."""
         if len(ids) <= SHORT_PROMPT:
             for position, token in enumerate(ids.tolist()):
-                self._run(token, position)
+                self._enter(token, position)
+                self._together.run_body()
             return
         tables = torch.from_numpy(self._cos[: len(ids)]), torch.from_numpy(self._sin[: len(ids)])
         for index, (keys, values) in enumerate(prompt_cache(self.model, ids, *tables)):
             torch.from_numpy(self._keys[index, :, : len(ids)]).copy_(keys)
             torch.from_numpy(self._values[index, :, : len(ids)]).copy_(values)
 
-    def _up_to_last_norm(self, threads: int, dense: Dense) -> list[Operation]:
+    def _step_calls(self, vectors: _Vectors, threads: int, dense: Dense) -> _StepCalls:
+        return _StepCalls(self._up_to_last_norm(vectors, threads, dense), self._head(threads, dense))
+
+    def _up_to_last_norm(self, v: _Vectors, threads: int, dense: Dense) -> list[Operation]:
         """The calls of a step up to the last norm, in order."""
         body = self.model.model
-        v = _Vectors.of(self.model, self._keys.shape[2])
         norms = [(block.post_attention_layernorm, after.input_layernorm) for block, after in pairwise(body.layers)]
         norms.append((body.layers[-1].post_attention_layernorm, body.norm))
         operations = [
@@ -173,6 +190,23 @@ class LlamaSteps:
         if (bias := joint_bias([head])).size:
             operations.append(Operation("head", partial(np.add, self._logits, bias, out=self._logits)))
         return operations
+
+
+@dataclass(frozen=True)
+class _StepCalls:
+    """The calls of a step by some number of threads: up to the last norm, and from there to the logits."""
+
+    body: list[Operation]
+    head: list[Operation]
+
+    def run_body(self) -> None:
+        for operation in self.body:
+            operation.call()
+
+    def run(self) -> None:
+        self.run_body()
+        for operation in self.head:
+            operation.call()
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ def generate(
     top_p: float | None = None,
     seed: int | None = None,
     on_text: OnText | None = None,
+    threads: int | None = None,
 ) -> Generation:
     """Continue ``prompt`` by at most ``max_new_tokens`` tokens, or until the model ends the text.
 
@@ -50,6 +51,7 @@ def generate(
         tokenizer: the model's; no chat template is applied.
         temperature, top_k, top_p, seed: see :func:`sampler`; greedy by default.
         on_text: called with every piece of new text as soon as it is complete.
+        threads: of the decoder that is set up for ``model``; see :class:`Decoder`.
 
     Raises:
         ValueError: the prompt has no tokens, prompt and continuation exceed the context, or a sampling argument is
@@ -57,7 +59,7 @@ def generate(
     """
     choose = sampler(temperature, top_k, top_p, seed)
     prompt_ids = tokenizer(prompt)["input_ids"]
-    decoder = _fitting_decoder(model, len(prompt_ids), max_new_tokens)
+    decoder = _fitting_decoder(model, len(prompt_ids), max_new_tokens, threads)
     ends = _end_tokens(decoder.model, tokenizer)
     stream = _Stream(tokenizer, on_text)
     start = perf_counter()
@@ -73,7 +75,7 @@ def generate(
     return Generation(text, token_ids, steps / seconds if steps else 0.0, prefilled - start)
 
 
-def _fitting_decoder(model: PreTrainedModel | Decoder, prompt: int, new: int) -> Decoder:
+def _fitting_decoder(model: PreTrainedModel | Decoder, prompt: int, new: int, threads: int | None) -> Decoder:
     if prompt < 1:
         raise ValueError("the prompt has no tokens; give at least one word")
     if new < 1:
@@ -86,7 +88,7 @@ def _fitting_decoder(model: PreTrainedModel | Decoder, prompt: int, new: int) ->
             f"the prompt of {prompt} tokens and max_new_tokens={new} need {length} positions, the context has {limit}; "
             "shorten the prompt or lower max_new_tokens"
         )
-    return model if isinstance(model, Decoder) else Decoder(model, length)
+    return model if isinstance(model, Decoder) else Decoder(model, length, threads)
 
 
 def _end_tokens(model: PreTrainedModel, tokenizer: Any) -> set[int]:

@@ -101,7 +101,7 @@ def compress_command(
         print(json.dumps({"out": str(folder), **about}))
     else:
         _show_layers(about, by_format=True)
-        Console().print(f"wrote {folder}; next: gossamer evaluate {out}")
+        Console().print(f"wrote {folder}; next: gossamer evaluate {out}", soft_wrap=True)
 
 
 def _auto(
@@ -154,28 +154,31 @@ def evaluate_command(
         table.add_row(row["what"], *(_cell(row[key]) for key in ("dense", "compressed", "ratio")))
     Console().print(table)
     if report is not None:
-        Console().print(f"report: {report.resolve()}")
+        Console().print(f"report: {report.resolve()}", soft_wrap=True)
 
 
 @app.command("generate")
 def generate_command(
     folder: Annotated[str, typer.Argument(help="A compressed folder, or any model that compress takes.")],
     prompt: Annotated[str, typer.Option(help="The text to continue.")],
-    tokens: Annotated[int, typer.Option(help="Tokens to add at most.")] = 64,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens to add at most.")] = 64,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_k: Annotated[int | None, typer.Option(help="Sample among the k likeliest tokens.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample within this probability mass.")] = None,
     seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
+    threads: Annotated[int | None, typer.Option(min=1, help="Of the CPU; by default what is fastest.")] = None,
     as_json: Json = False,
 ) -> None:
     """Continue a prompt."""
+    if not prompt:
+        raise ValueError("--prompt must not be empty: there is nothing to continue")
     from gossamer.compress import generate, load_any
 
     loaded = load_any(folder)
     shown = None if as_json else lambda piece: print(piece, end="", flush=True)
     result = generate(
         loaded.model, loaded.tokenizer, prompt, max_new_tokens=tokens, temperature=temperature, top_k=top_k,
-        top_p=top_p, seed=seed, on_text=shown,
+        top_p=top_p, seed=seed, on_text=shown, threads=threads,
     )  # fmt: skip
     if as_json:
         print(

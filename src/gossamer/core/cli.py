@@ -20,6 +20,8 @@ _err = Console(stderr=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
+_WHOLE_LINES = 2000
+
 _COLOURS = {
     "met": "green", "works": "green", "stale": "yellow", "partial": "yellow", "unmet": "red", "unmeasured": "magenta",
     "planned": "dim",
@@ -83,7 +85,7 @@ def systems_command(
     table = _table("system", "room", "status", last="what it does")
     for system in systems:
         table.add_row(escape(system.name), system.room, _coloured(system.status), escape(system.what))
-    Console().print(table)
+    _print_table(table)
 
 
 def choose_claims(claims: dict[str, Claim], target: str | None) -> list[Claim]:
@@ -118,7 +120,7 @@ def _print_standings(found: list[Standing]) -> None:
             record.slug if record else "",
             escape(f"{claim.text}; {claim.peer}"),
         )
-    Console().print(table)
+    _print_table(table)
 
 
 def _standing_json(standing: Standing) -> dict[str, object]:
@@ -155,6 +157,16 @@ def _table(*columns: str, last: str) -> Table:
         table.add_column(column, no_wrap=True)
     table.add_column(last, no_wrap=True, overflow="ellipsis", ratio=1)
     return table
+
+
+def _print_table(table: Table) -> None:
+    """On a terminal as wide as that is; elsewhere whole, for whoever searches the lines."""
+    console = Console()
+    if console.is_terminal:
+        console.print(table)
+        return
+    table.expand = False
+    Console(width=_WHOLE_LINES).print(table)
 
 
 def _row_line(row: Row) -> str:

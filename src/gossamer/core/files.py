@@ -39,7 +39,10 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
     ('whole', 1)
     """
     path = Path(path)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    except OSError as error:  # it names a file that nobody has heard of
+        raise type(error)(error.errno, error.strerror, str(path)) from None
     os.close(handle)
     temporary = Path(name)
     try:

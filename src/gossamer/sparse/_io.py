@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,6 +75,8 @@ def _read_market(path: Path) -> SparseMatrix:
         matrix = mmread(str(path))
     except (ValueError, OverflowError, EOFError, OSError) as error:
         raise ValueError(f"{path} is no sound Matrix Market file: {error}") from error
+    except MemoryError:
+        raise ValueError(f"{path} announces more rows, columns or entries than memory holds") from None
     if np.iscomplexobj(matrix if isinstance(matrix, np.ndarray) else matrix.data):
         raise ValueError(f"{path} holds complex numbers; only real ones can be multiplied here")
     return SparseMatrix.from_scipy(coo_array(matrix))
@@ -116,7 +119,10 @@ def _read_graph(path: Path) -> SparseMatrix:
 def _read_npz(path: Path) -> SparseMatrix:
     from scipy.sparse import load_npz
 
-    return SparseMatrix.from_scipy(load_npz(path))
+    try:
+        return SparseMatrix.from_scipy(load_npz(path))
+    except (ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
+        raise ValueError(f"{path} is no sparse matrix that scipy.sparse.save_npz wrote") from error
 
 
 def _text(path: Path) -> str:

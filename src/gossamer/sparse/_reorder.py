@@ -112,7 +112,12 @@ def _lsh(matrix: SparseMatrix, seed: int) -> np.ndarray:
 
 
 def _metis(matrix: SparseMatrix, seed: int) -> np.ndarray:
-    import pymetis
+    try:
+        import pymetis
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            "method 'metis' needs pymetis: pip install 'gossamer[graphs]'", name="pymetis"
+        ) from None
 
     graph = _undirected(matrix)
     graph.setdiag(0)

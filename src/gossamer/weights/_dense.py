@@ -67,9 +67,13 @@ class DenseWeight(WeightFormat):
         return cls((weight.shape[0], weight.shape[1]), weight.dtype, torch.from_numpy(copy))
 
     def to_dense(self, out: Tensor | None = None) -> Tensor:
-        """The matrix: a view of the stored bits, or a copy in ``out``."""
+        """The matrix: a view of the stored bits, or a copy in ``out`` (same type and shape)."""
         dense = self.values.view(self.dtype).view(self.shape)
-        return dense if out is None else out.copy_(dense)
+        if out is None:
+            return dense
+        if tuple(out.shape) != self.shape or out.dtype != self.dtype:
+            raise ValueError(f"out must be {self.dtype} of shape {self.shape}, got {out.dtype} {tuple(out.shape)}")
+        return out.copy_(dense)
 
     def arrays(self) -> dict[str, Tensor]:
         """``values``."""

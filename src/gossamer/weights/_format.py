@@ -107,7 +107,7 @@ class WeightFormat(ABC):
             ValueError: the last dimension of ``x`` is not ``in``, or ``x`` is on another device.
             TypeError: ``x`` is not floating point.
         """
-        self.check_input(x)
+        self.check_input(x, bias)
         rows = x.numel() // self.shape[1]
         if x.requires_grad and torch.is_grad_enabled() or not 0 < rows <= SMALL_N or self.device.type != "cpu":
             return F.linear(x, self.to_dense().to(x.dtype), bias)
@@ -123,8 +123,9 @@ class WeightFormat(ABC):
         """Where the stored arrays are."""
         return next(iter(self.arrays().values())).device
 
-    def check_input(self, x: Tensor) -> None:
-        """Refuse activations that this weight cannot multiply; see :meth:`linear`."""
+    def check_input(self, x: Tensor, bias: Tensor | None = None) -> None:
+        """Refuse activations that this weight cannot multiply, and a bias that does not fit; see :meth:`linear`."""
+        check_tensors(x, bias, self.shape[0])
         if x.ndim == 0 or x.shape[-1] != self.shape[1]:
             raise ValueError(f"x must have {self.shape[1]} features in its last dimension, got shape {tuple(x.shape)}")
         device = self.device
@@ -193,6 +194,15 @@ def from_description(description: Mapping[str, Any], arrays: Mapping[str, Tensor
     return cls.from_arrays(arrays, (out_features, in_features), FLOAT_TYPES[description["dtype"]], description["meta"])
 
 
+def check_tensors(x: object, bias: object, out_features: int) -> None:
+    """Refuse what is no tensor, and a bias that does not have one entry an output."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x must be a torch.Tensor, got {type(x).__name__}")
+    if bias is not None and (not isinstance(bias, Tensor) or tuple(bias.shape) != (out_features,)):
+        given = tuple(bias.shape) if isinstance(bias, Tensor) else type(bias).__name__
+        raise ValueError(f"bias must be a tensor of shape ({out_features},), got {given}")
+
+
 def check_matrix(weight: Tensor, dtypes: tuple[torch.dtype, ...], anywhere: bool = False) -> None:
     """Refuse what no format can hold: ``TypeError`` for a wrong type, ``ValueError`` for a wrong shape.
 
@@ -203,7 +213,11 @@ def check_matrix(weight: Tensor, dtypes: tuple[torch.dtype, ...], anywhere: bool
     if weight.dtype not in dtypes:
         accepted = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise TypeError(f"weight must be one of {accepted}, got {weight.dtype}; convert it with weight.to(...)")
+    if weight.layout != torch.strided:
+        raise TypeError(f"weight must be a dense tensor, got layout {weight.layout}; convert it with weight.to_dense()")
     if weight.ndim != 2 or 0 in weight.shape:
         raise ValueError(f"weight must be a matrix (out, in) without empty dimensions, got shape {tuple(weight.shape)}")
+    if weight.device.type == "meta":
+        raise ValueError("weight must hold values, got a tensor on the meta device")
     if weight.device.type != "cpu" and not anywhere:
         raise ValueError(f"weight must be on the CPU, got {weight.device}; move it with weight.cpu()")

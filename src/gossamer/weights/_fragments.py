@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gossamer.weights import _fragments_gpu as gpu
-from gossamer.weights._format import Matvec, WeightFormat, format_named
+from gossamer.weights._format import Matvec, WeightFormat, check_matrix, check_tensors, format_named
 
 ROWS, COLUMNS = 16, 128
 UNIT = 16
@@ -97,7 +97,7 @@ class FragmentWeight(WeightFormat):
             ValueError: the last dimension of ``x`` is not ``in``, or ``x`` is on another device.
             TypeError: ``x`` is not floating point.
         """
-        self.check_input(x)
+        self.check_input(x, bias)
         rows = x.numel() // self.shape[1]
         wanted = x.requires_grad and torch.is_grad_enabled()
         if wanted or x.dtype != self.dtype or not self.kernel_runs(rows):
@@ -116,8 +116,9 @@ class FragmentWeight(WeightFormat):
             return False
         return torch.cuda.get_device_capability(device) >= gpu.COMPUTE_CAPABILITY
 
-    def check_input(self, x: Tensor) -> None:
-        """Refuse activations that this weight cannot multiply; see :meth:`linear`."""
+    def check_input(self, x: Tensor, bias: Tensor | None = None) -> None:
+        """Refuse activations that this weight cannot multiply, and a bias that does not fit; see :meth:`linear`."""
+        check_tensors(x, bias, self.shape[0])
         if x.ndim == 0 or x.shape[-1] != self.shape[1]:
             raise ValueError(f"x must have {self.shape[1]} features in its last dimension, got shape {tuple(x.shape)}")
         if x.device != self.records.device:
@@ -169,13 +170,9 @@ def _linear_shape(
     return x.new_empty(x.shape[0], out_features)
 
 
-def check_dense(weight: object, dtypes: tuple[torch.dtype, ...]) -> Tensor:
+def check_dense(weight: Tensor, dtypes: tuple[torch.dtype, ...]) -> Tensor:
     """``weight`` as bit patterns (int16), on its device; ``TypeError`` and ``ValueError`` for what cannot be stored."""
-    if not isinstance(weight, Tensor) or weight.dtype not in dtypes:
-        accepted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        raise TypeError(f"weight must be a {accepted} tensor, got {getattr(weight, 'dtype', type(weight).__name__)}")
-    if weight.ndim != 2 or 0 in weight.shape:
-        raise ValueError(f"weight must be a matrix (out, in) without empty dimensions, got {tuple(weight.shape)}")
+    check_matrix(weight, dtypes, anywhere=True)
     return weight.detach().contiguous().view(torch.int16)
 
 

@@ -146,7 +146,7 @@ class LosslessWeight(WeightFormat):
         """``x @ W.T + bias``; on a GPU by the dense product of the decompressed matrix, bit for bit."""
         if not isinstance(self.stored, OnDevice):
             return super().linear(x, bias)
-        self.check_input(x)
+        self.check_input(x, bias)
         return F.linear(x, self.to_dense().to(x.dtype), bias)
 
     def bind(self, threads: int = 1, features: frozenset[str] | None = None) -> Matvec:

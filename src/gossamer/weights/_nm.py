@@ -187,7 +187,7 @@ class NMWeight(WeightFormat):
         """
         if not self.values.is_cuda:
             return super().linear(x, bias)
-        self.check_input(x)
+        self.check_input(x, bias)
         rows = x.numel() // self.shape[1]
         if x.requires_grad and torch.is_grad_enabled() or not self.kernel_runs(rows):
             return F.linear(x, self.to_dense().to(x.dtype), bias)

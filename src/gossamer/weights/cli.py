@@ -30,6 +30,10 @@ def _rooms() -> None:
     """Hold the room's verbs."""
 
 
+_TELLING_BYTES = 4096
+"""Of smaller tensors, the share says only that a record has a head."""
+
+
 @room.command("pack")
 def pack_command(
     source: Annotated[Path, typer.Argument(help="A safetensors file, an index of shards, or a model's folder.")],
@@ -110,7 +114,7 @@ def _show(packed: Path, as_json: bool, each_tensor: bool) -> None:
     if each_tensor:
         table = Table("tensor", "type", "shape", "coding", "MB", "of plain")
         for tensor in tensors:
-            part = f"{100 * tensor.stored / tensor.nbytes:.1f} %" if tensor.nbytes else ""
+            part = f"{100 * tensor.stored / tensor.nbytes:.1f} %" if tensor.nbytes >= _TELLING_BYTES else ""
             shape = "x".join(map(str, tensor.shape))
             table.add_row(
                 escape(tensor.name), tensor.dtype, shape, escape(tensor.coding), f"{tensor.stored / 1e6:.3f}", part
