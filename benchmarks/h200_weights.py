@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from gossamer.core.measure import Bench, Row, claim, geometric_mean, median, worst
-from gossamer.weights import FragmentBitmapWeight, FragmentLosslessWeight
+from gossamer.weights import FragmentBitmapWeight, FragmentLosslessWeight, FragmentSTBWeight
 from gossamer.weights._fragments import FragmentWeight
 from gossamer.weights._fragments_gpu import dense_linear, fastest_way, multiply
+from gossamer.weights._stb_quantise import STBLevels
 
 SHAPES = ((28672, 4096), (4096, 14336), (5120, 13824), (28672, 8192), (8192, 28672), (8192, 8192))
 SMALL = (4096, 4096)
@@ -29,6 +30,7 @@ COMMON = ("weights/_fragments*.py", "weights/kernels/fragment_*.cu", "core/nvrtc
 BITMAP = (*COMMON, "weights/_bitmap_fragments.py", "weights/kernels/bitmap_tile.cu")
 LOSSLESS = (*COMMON, "weights/_lossless_fragments.py", "weights/kernels/nib12_tile.cu")
 PEER = "torch.nn.functional.linear, the faster of cuBLAS and cuBLASLt"
+STB = (*COMMON, "weights/_stb_fragments.py", "weights/kernels/stb_tile.cu")
 _L2_BYTES = 60 << 20
 
 Calls = list[Callable[[], Tensor]]
@@ -99,6 +101,42 @@ def lossless(bench: Bench) -> Iterator[Row]:
             row = _compare(bench, *copies, tokens)
             case = f"{shape[0]}x{shape[1]} N={tokens}"
             yield replace(row, case=case, counted=shape != SMALL and tokens <= 16)
+
+
+@claim(
+    "h200-stb",
+    text="binarised 4:8 linear (5.6 stored bits) against dense cuBLAS fp16 on an H200, 1 to 16 tokens (bytes allow 2.9x)",
+    system=["STBLLM"],
+    peer=PEER,
+    peer_package="torch",
+    unit="ratio",
+    bar=1.8,
+    better="higher",
+    summary=geometric_mean,
+    sources=STB,
+)
+def stb(bench: Bench) -> Iterator[Row]:
+    """Patterns, regions and signs at random, every tenth column salient: what is read and done does not depend on them."""
+    for shape in (*SHAPES, SMALL):
+        stored = FragmentSTBWeight.from_levels(_random_levels(shape))
+        copies = _rotated(stored.to_dense(), stored)
+        for tokens in (1, 8, 16):
+            yield replace(
+                _compare(bench, *copies, tokens), case=f"{shape[0]}x{shape[1]} N={tokens}", counted=shape != SMALL
+            )
+
+
+def _random_levels(shape: tuple[int, int]) -> STBLevels:
+    generator = torch.Generator("cuda").manual_seed(7)
+    rows, columns = shape
+    keep = torch.rand(rows, columns // 8, 8, device="cuda", generator=generator).argsort(2) < 4
+    salient = torch.arange(columns, device="cuda") % 10 == 0
+    drawn = torch.randint(0, 12, shape, device="cuda", generator=generator, dtype=torch.uint8)
+    level = torch.where(salient, 7 + drawn % 4, 1 + drawn % 6) * keep.view(shape)
+    mean, scale = (
+        torch.rand(rows, columns // 128, 5, device="cuda", generator=generator).half() * size for size in (0.01, 0.05)
+    )
+    return STBLevels(shape, 4, level, mean, scale)
 
 
 def _normal(shape: tuple[int, int]) -> Tensor:

@@ -20,6 +20,7 @@ from gossamer.weights import (
     CompressedLinear,
     FragmentBitmapWeight,
     FragmentLosslessWeight,
+    FragmentSTBWeight,
     WeightFormat,
     describe,
     fragment_rows,
@@ -37,7 +38,7 @@ Rotary = Callable[[int], tuple[Tensor, Tensor]]
 EVERYTHING = 2**31 - 1
 """The window of a block that sees all positions."""
 
-_FRAGMENTS = (FragmentBitmapWeight, FragmentLosslessWeight)
+_FRAGMENTS = (FragmentBitmapWeight, FragmentLosslessWeight, FragmentSTBWeight)
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,8 +3,8 @@
 In: a dense ``(out, in)`` matrix of a linear layer. Out: a frozen value that takes fewer bytes and multiplies.
 
 - :class:`BitmapWeight`: pruned weights; one bit per entry and the kept values (SpInfer, EuroSys 2025).
-- :class:`FragmentBitmapWeight`, :class:`FragmentLosslessWeight`: both for tensor cores, decoded in registers on a GPU;
-  :func:`stack_fragments` and :func:`fragment_rows` join and part their rows.
+- :class:`FragmentBitmapWeight`, :class:`FragmentLosslessWeight`, :class:`FragmentSTBWeight`: these for tensor cores,
+  decoded in registers on a GPU; :func:`stack_fragments` and :func:`fragment_rows` join and part their rows.
 - :class:`LosslessWeight`: bfloat16 weights, bit-exact, with their exponents coded (ZipServ, ASPLOS 2026).
 - :class:`SparseLosslessWeight`: pruned bfloat16 weights, bit-exact, by a bitmap and coded exponents together.
 - :class:`NMWeight`: N of every M inputs, the same for 32 or more outputs (NM-SpMM, IPDPS 2025); :class:`NMPattern`,
@@ -40,6 +40,7 @@ from gossamer.weights._packed import PackedCheckpoint, PackedTensor
 from gossamer.weights._sparse_lossless import SparseLosslessWeight
 from gossamer.weights._stacked import fragment_rows, stack_fragments
 from gossamer.weights._stb import STBWeight
+from gossamer.weights._stb_fragments import FragmentSTBWeight
 from gossamer.weights._stb_quantise import STBLevels, stb_quantize
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "DenseWeight",
     "FragmentBitmapWeight",
     "FragmentLosslessWeight",
+    "FragmentSTBWeight",
     "LosslessWeight",
     "NMDevice",
     "NMPacked",
