@@ -12,7 +12,7 @@ from typing import Any
 from gossamer.compress._models import load_dense
 from gossamer.compress._pipeline import compress
 from gossamer.compress._plan import Candidate, Point, candidates, choose, measure, with_front
-from gossamer.compress._search import SearchWindows, WindowSizes, search_windows
+from gossamer.compress._search_windows import SearchWindows, WindowSizes, search_windows
 from gossamer.compress._settings import Settings
 from gossamer.compress._text import Text
 from gossamer.compress._workbench import Progress, Workbench

@@ -12,7 +12,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from gossamer.compress._models import DenseModel
-    from gossamer.compress._search import SearchWindows, WindowSizes
+    from gossamer.compress._search_windows import SearchWindows, WindowSizes
 
 app = typer.Typer(
     no_args_is_help=True,
