@@ -97,7 +97,8 @@ def search_metric(
         tree = Expr.from_string(text)
         row: dict[str, Any] = {"name": name, "formula": text, "latex": METRIC_VOCABULARY.latex(tree), "size": tree.size}
         if text not in known:
-            known[text] = _judged(bed, windows, problem.weights(tree))
+            report = bed.perplexity(problem.weights(tree), windows.report)
+            known[text] = {"search": problem.final(tree), "report": report}
         row |= known[text] | {"found": _is_search(name), "new": _is_new(text)}
         rows.append(row)
         log(f"{name}: search text {row['search']:.2f}, report text {row['report']:.2f}  {text}")

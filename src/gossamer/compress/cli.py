@@ -118,12 +118,15 @@ def _auto(
     if as_json:
         print(json.dumps(result))
         return
-    table = Table("", "MB", "perplexity", "on the front")
+    table = Table("", "MB", "perplexity", "linear layers, ms a token", "on the front")
     for point in result["points"]:
-        row = (point["name"], f"{point['bytes'] / 1e6:.1f}", f"{point['perplexity']:.2f}")
+        milliseconds = "" if point["seconds"] is None else f"{1e3 * point['seconds']:.2f}"
+        row = (point["name"], f"{point['bytes'] / 1e6:.1f}", f"{point['perplexity']:.2f}", milliseconds)
         table.add_row(*row, "yes" if point["front"] else "")
     Console().print(table)
     Console().print(f"chosen: {result['chosen']['name']}; wrote {out}; front: {out}.front.html")
+    if result["better"]:
+        Console().print(f"no larger and no worse, but not made here: {', '.join(result['better'])}")
 
 
 @app.command("evaluate")
