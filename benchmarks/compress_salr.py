@@ -7,9 +7,9 @@ import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
+from benchmarks._peft import peft_layer
 from torch import Tensor, nn
 
 from gossamer.compress import AdapterBank, SALRConfig, TrainingSettings, finetune, load_dense, read_examples
@@ -38,7 +38,7 @@ def salr_adapters_cpu(bench: Bench) -> Iterator[Row]:
     """Both add the adapters to the same dense product; up to 32 tokens."""
     for shape in SHAPES:
         for count in ADAPTERS:
-            layer, adapters = _peft_layer(shape, count)
+            layer, adapters = peft_layer(shape, count, RANK)
             base, bank = layer.base_layer, AdapterBank(adapters)
             for tokens in TOKENS:
                 x = torch.randn(tokens, shape[1])
@@ -83,21 +83,3 @@ def _nll(config: SALRConfig, seed: int) -> float:
 
 def _ours(base: nn.Module, bank: AdapterBank, x: Tensor) -> Tensor:
     return base(x) + bank(x)
-
-
-def _peft_layer(shape: tuple[int, int], count: int) -> tuple[Any, list[tuple[Tensor, Tensor, float]]]:
-    """PEFT's LoRA layer with all of ``count`` adapters active, and their matrices."""
-    from peft.tuners.lora import Linear as LoraLinear
-    from peft.tuners.lora import LoraConfig
-
-    torch.manual_seed(0)
-    config = LoraConfig(r=RANK, lora_alpha=2 * RANK)
-    layer: Any = LoraLinear(nn.Linear(shape[1], shape[0], bias=False), "0", config=config, r=RANK, lora_alpha=2 * RANK)
-    for number in range(1, count):
-        layer.update_layer(str(number), RANK, lora_alpha=2 * RANK, config=config)
-    names = [str(number) for number in range(count)]
-    for name in names:
-        nn.init.normal_(layer.lora_B[name].weight, std=0.02)
-    layer.set_adapter(names)
-    adapters = [(layer.lora_A[n].weight.data, layer.lora_B[n].weight.data, layer.scaling[n]) for n in names]
-    return layer.eval(), adapters

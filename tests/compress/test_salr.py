@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from scipy import stats
 from tiny_models import tiny_model, tiny_windows
 
+from gossamer.compress import _salr
 from gossamer.compress._adapters import AdapterBank
 from gossamer.compress._blocks import iter_blocks, linears
 from gossamer.compress._calibrate import calibrate
-from gossamer.compress._salr import SALRConfig, SALRLinear, SparseBase, _decoded_by_torch, convert_, truncated_residual
+from gossamer.compress._salr import SALRConfig, SALRLinear, SparseBase, convert_, truncated_residual
 
 
 def lost_share(p: float) -> float:
@@ -104,13 +105,16 @@ def test_gradients_of_the_compressed_product_are_right(selection: str) -> None:
     assert torch.autograd.gradcheck(run, (x, *(getattr(layer, name) for name in names)))
 
 
-def test_decoding_with_torch_equals_the_kernels() -> None:
+@pytest.mark.parametrize("panel", [1 << 22, 300, 100])
+def test_decoding_with_torch_equals_the_kernels(panel: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_salr, "_PANEL", panel)
     for dtype in (torch.float32, torch.bfloat16):
         weight = torch.randn(7, 130).to(dtype) * (torch.rand(7, 130) > 0.5)
         base = SparseBase(weight)
-        arrays = base.arrays()
         assert torch.equal(base.decode(), weight)
-        assert torch.equal(_decoded_by_torch(arrays["bitmap"], arrays["values"].view(dtype), (7, 130)), weight)
+        values = base.arrays()["values"].view(dtype)
+        decoded = _salr._decoded_by_torch(base.arrays()["bitmap"], values, (7, 130), base._starts)
+        assert torch.equal(decoded, weight)
 
 
 def test_no_dense_weight_is_kept_for_the_backward_pass() -> None:

@@ -25,6 +25,8 @@ from gossamer.weights import BitmapWeight
 SELECTIONS = ("row", "layer", "2:4")
 _EXACT_SVD = 4096
 _OVERSAMPLE, _POWER_STEPS = 10, 4
+_PANEL = 1 << 22
+"""Entries that torch decodes at a time: scattering them takes several times their memory."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,7 @@ class SparseBase(nn.Module):
         super().__init__()
         stored = BitmapWeight.from_dense(weight.detach().cpu().contiguous(), layout="rows")
         self.shape, self.dtype = stored.shape, stored.dtype
+        self._starts = stored.offsets["row_offset"][:: _panel_rows(stored.shape)].tolist()
         for name, array in stored.arrays().items():
             self.register_buffer(name, array.to(weight.device))
 
@@ -129,7 +132,7 @@ class SparseBase(nn.Module):
             bitmap, values = arrays["bitmap"], arrays["values"]
             offsets = {"row_offset": arrays["row_offset"]}
             return BitmapWeight(self.shape, self.dtype, "rows", bitmap, values, offsets).to_dense()
-        return _decoded_by_torch(arrays["bitmap"], arrays["values"].view(self.dtype), self.shape)
+        return _decoded_by_torch(arrays["bitmap"], arrays["values"].view(self.dtype), self.shape, self._starts)
 
     def forward(self, x: Tensor) -> Tensor:
         """``x @ W.T`` in the dtype of ``x``."""
@@ -155,12 +158,26 @@ class _Product(torch.autograd.Function):
         return gradient @ ctx.base.decode().to(gradient.dtype), None
 
 
-def _decoded_by_torch(bitmap: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Row-layout bitmap to dense with torch operations, for devices without a kernel of ours for this layout."""
-    octets = bitmap.view(torch.uint8)[:, None]
-    marks = (octets >> torch.arange(8, device=bitmap.device, dtype=torch.uint8)) & 1
-    keep = marks.view(shape[0], -1)[:, : shape[1]].bool()
-    return torch.zeros(shape, dtype=values.dtype, device=values.device).masked_scatter_(keep, values)
+def _panel_rows(shape: tuple[int, int]) -> int:
+    return max(1, _PANEL // max(shape[1], 1))
+
+
+def _decoded_by_torch(bitmap: Tensor, values: Tensor, shape: tuple[int, int], starts: list[int]) -> Tensor:
+    """Row-layout bitmap to dense with torch operations, for devices without a kernel of ours for this layout.
+
+    A panel of rows at a time; ``starts`` says where the values of each begin, on the host, so that nothing waits for it.
+    """
+    dense = torch.zeros(shape, dtype=values.dtype, device=values.device)
+    octets, bits = (
+        bitmap.view(torch.uint8).view(shape[0], -1, 1),
+        torch.arange(8, device=bitmap.device, dtype=torch.uint8),
+    )
+    rows = _panel_rows(shape)
+    for panel, first, last in zip(range(len(starts)), starts, [*starts[1:], len(values)], strict=True):
+        own = slice(panel * rows, (panel + 1) * rows)
+        keep = ((octets[own] >> bits) & 1).flatten(1)[:, : shape[1]].bool()
+        dense[own].masked_scatter_(keep, values[first:last])
+    return dense
 
 
 class SALRLinear(nn.Module):

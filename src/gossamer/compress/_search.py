@@ -74,7 +74,7 @@ def search_metric(
     Raises:
         ValueError: bad settings, texts too short, or ``out`` holds another search.
     """
-    settings, space = settings or EvolutionSettings(), space or MetricSpace()
+    settings, space = settings or EvolutionSettings(evaluations=120), space or MetricSpace()
     dense, windows, out = _prepare(model, windows, out)
     bed = Workbench(dense.model, windows.calibration, progress=progress)
     problem = MetricProblem(bed, windows.judged, space, sparsity, pattern)
@@ -197,7 +197,7 @@ def search_allocation(
     kinds = tuple(by)
     if not kinds or set(kinds) - {"function", "levels"}:
         raise ValueError(f"by must name function, levels or both, got {', '.join(kinds) or 'nothing'}")
-    settings = settings or EvolutionSettings(population=20, generations=40, evaluations=150, finalists=5)
+    settings = settings or EvolutionSettings(population=20, generations=40, evaluations=75, finalists=5)
     dense, windows, out = _prepare(model, windows, out)
     bed = Workbench(dense.model, windows.calibration, progress=progress)
     symbolic = SymbolicMetric.parse(metric)
