@@ -3,9 +3,9 @@
 Statistics come from WikiText-2 valid, candidates are judged on Python's documentation and TinyShakespeare, the figures are
 perplexities on WikiText-2 test, which no search sees. Every search runs with three seeds, each beside as many random draws.
 
-How long the searches are is stated by ``PROTOCOL``: ``SHORT`` takes about a quarter of an hour on two cores, ``FULL`` is what
-``gossamer search`` does by default, three times over. Searches keep their checkpoints in the user's cache folder: measuring
-again after an interruption goes on where it was.
+How long the searches are is stated by ``PROTOCOL``: ``SHORT`` takes about a quarter of an hour on two cores, ``FULL`` is
+what ``gossamer search`` does by default, three times over. Searches keep their checkpoints in the user's cache folder:
+measuring again after an interruption goes on where it was.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def metric_search(bench: Bench) -> Iterator[Row]:
 
 @claim(
     "metric-search-time",
-    text="one search for a metric of SmolLM2 with default settings, two cores: statistics, control and report included",
+    text="one search for a metric of SmolLM2 with default settings, two cores, statistics, control and report included",
     system=["Pruner-Zero"],
     peer="none",
     unit="s",
@@ -112,7 +112,7 @@ def metric_search_time(bench: Bench) -> Iterator[Row]:
 
 @claim(
     "allocation-search-time",
-    text="one search for an allocation of SmolLM2 with default settings, two cores: by functions, by densities, controls, report",
+    text="one search for an allocation of SmolLM2 with default settings, two cores, statistics, controls and report included",
     system=["DSA"],
     peer="none",
     unit="s",

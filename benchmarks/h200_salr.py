@@ -70,7 +70,7 @@ def salr_memory(bench: Bench) -> Iterator[Row]:
     """The paper reports 19.2 against 26.7 GB for Llama3-8B, 0.72; smaller models pay more for their embedding."""
     for shape in MODELS:
         peer, rest = peak(partial(lora_model, shape)), untouched(shape)
-        ours, _ = peak(partial(salr_model, shape)), None
+        ours = peak(partial(salr_model, shape))
         note = f"{ours / 1e9:.2f} against {peer / 1e9:.2f} GB, of which {rest / 1e9:.2f} embedding, head and logits"
         yield bench.value(shape.name, ours / peer, "ratio of peaks", counted=shape.counted, note=note)
         without = (ours - rest) / (peer - rest)
@@ -136,6 +136,7 @@ def peak(build: Callable[[], nn.Module]) -> int:
     for _ in range(STEPS):
         loss = chunked_loss(model, ids)
         loss.backward()
+        assert all(parameter.grad is not None for parameter in trained), "a block was left out"
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
     assert bool(loss.isfinite())
@@ -175,6 +176,7 @@ def salr_model(shape: Shape) -> nn.Module:
     convert_(model, SALRConfig(rank=RANK, residual_rank=RANK))
     layers = model.model.layers  # type: ignore[union-attr]
     layers.extend(copy.deepcopy(layers[0]) for _ in range(shape.blocks - 1))  # type: ignore[union-attr, operator, index]
+    model.config.num_hidden_layers = shape.blocks  # type: ignore[union-attr]
     return trainable(model)
 
 
