@@ -112,7 +112,7 @@ def metric_search_time(bench: Bench) -> Iterator[Row]:
 
 @claim(
     "allocation-search-time",
-    text="one search for an allocation of SmolLM2 with default settings, two cores, statistics, controls and report included",
+    text="one search for an allocation of SmolLM2 with defaults, two cores, statistics, controls and report included",
     system=["DSA"],
     peer="none",
     unit="s",

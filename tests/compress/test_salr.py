@@ -18,6 +18,7 @@ from gossamer.compress._adapters import AdapterBank
 from gossamer.compress._blocks import iter_blocks, linears
 from gossamer.compress._calibrate import calibrate
 from gossamer.compress._salr import SALRConfig, SALRLinear, SparseBase, convert_, truncated_residual
+from gossamer.compress._statistics import LinearStatistics
 
 
 def lost_share(p: float) -> float:
@@ -113,7 +114,8 @@ def test_decoding_with_torch_equals_the_kernels(panel: int, monkeypatch: pytest.
         base = SparseBase(weight)
         assert torch.equal(base.decode(), weight)
         values = base.arrays()["values"].view(dtype)
-        decoded = _salr._decoded_by_torch(base.arrays()["bitmap"], values, (7, 130), base._starts)
+        starts = base.arrays()["row_offset"][:: _salr._panel_rows((7, 130))].tolist()
+        decoded = _salr._decoded_by_torch(base.arrays()["bitmap"], values, (7, 130), starts)
         assert torch.equal(decoded, weight)
 
 
@@ -158,6 +160,18 @@ def test_the_repair_begins_nearer_to_the_dense_model_than_pruning_alone() -> Non
         errors[case] = float((model(input_ids=ids).logits.detach() - wanted).square().mean())
     assert errors["repaired"] < errors["pruned"]
     assert errors["aware"] < errors["pruned"]
+
+
+def test_a_base_scored_by_wanda_keeps_what_the_formula_keeps_and_takes_statistics() -> None:
+    weight, statistics = torch.randn(6, 40, generator=torch.Generator().manual_seed(0)), LinearStatistics(40)
+    statistics.update(torch.randn(50, 40, generator=torch.Generator().manual_seed(1)) * torch.linspace(0.1, 3.0, 40))
+    layer = SALRLinear(weight, SALRConfig(score="wanda", rank=1), statistics=statistics)
+    order = torch.argsort(weight.abs() * statistics.second_moment.sqrt().float(), dim=1)
+    assert torch.equal(layer.base.decode(), weight.scatter(1, order[:, :20], 0.0))
+    with pytest.raises(ValueError, match="needs statistics"):
+        SALRLinear(weight, SALRConfig(score="wanda", rank=1))
+    with pytest.raises(ValueError, match="score must be"):
+        SALRConfig(score="ria")
 
 
 def _named(step):

@@ -23,6 +23,7 @@ from gossamer.compress._statistics import LinearStatistics
 from gossamer.weights import BitmapWeight
 
 SELECTIONS = ("row", "layer", "2:4")
+SCORES = ("magnitude", "wanda")
 _EXACT_SVD = 4096
 _OVERSAMPLE, _POWER_STEPS = 10, 4
 _PANEL = 1 << 22
@@ -33,8 +34,9 @@ _PANEL = 1 << 22
 class SALRConfig:
     """How to prune and repair.
 
-    sparsity: share of zeros, by magnitude; at 0 the base is not pruned. selection: "row" prunes as many in every row,
-        "layer" ranks the whole matrix, "2:4" keeps two of every four (``sparsity`` must then be 0.5).
+    sparsity: share of zeros; at 0 the base is not pruned. selection: "row" prunes as many in every row, "layer" ranks the
+        whole matrix, "2:4" keeps two of every four (``sparsity`` must then be 0.5).
+    score: "magnitude" as published, or "wanda": magnitude times root mean square of the input, which takes statistics.
     rank, alpha, dropout: of the task adapter, whose product is scaled by ``alpha / rank``; dropout touches it alone.
     residual_rank: of the repair, 0 for none. train_residual: whether it is trained.
     targets: last names of the layers to convert, all linear layers inside blocks by default.
@@ -51,12 +53,15 @@ class SALRConfig:
     residual_rank: int = 16
     train_residual: bool = True
     targets: tuple[str, ...] | None = None
+    score: str = "magnitude"
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.sparsity < 1.0:
             raise ValueError(f"sparsity must be in [0, 1), got {self.sparsity}")
         if self.selection not in SELECTIONS:
             raise ValueError(f"selection must be one of {', '.join(SELECTIONS)}, got {self.selection!r}")
+        if self.score not in SCORES:
+            raise ValueError(f"score must be one of {', '.join(SCORES)}, got {self.score!r}")
         if self.selection == "2:4" and self.sparsity != 0.5:
             raise ValueError(f"selection '2:4' prunes exactly half, got sparsity {self.sparsity}")
         if self.rank < 1 or self.residual_rank < 0:
@@ -117,7 +122,7 @@ class SparseBase(nn.Module):
         super().__init__()
         stored = BitmapWeight.from_dense(weight.detach().cpu().contiguous(), layout="rows")
         self.shape, self.dtype = stored.shape, stored.dtype
-        self._starts = stored.offsets["row_offset"][:: _panel_rows(stored.shape)].tolist()
+        self._starts: list[int] | None = None
         for name, array in stored.arrays().items():
             self.register_buffer(name, array.to(weight.device))
 
@@ -132,7 +137,21 @@ class SparseBase(nn.Module):
             bitmap, values = arrays["bitmap"], arrays["values"]
             offsets = {"row_offset": arrays["row_offset"]}
             return BitmapWeight(self.shape, self.dtype, "rows", bitmap, values, offsets).to_dense()
+        if self._starts is None:
+            self._starts = arrays["row_offset"][:: _panel_rows(self.shape)].tolist()
         return _decoded_by_torch(arrays["bitmap"], arrays["values"].view(self.dtype), self.shape, self._starts)
+
+    def fill(self, arrays: Mapping[str, Tensor]) -> None:
+        """Take other stored arrays of the same shapes in place of its own.
+
+        Raises:
+            ValueError: their shapes differ.
+        """
+        for name, own in self.arrays().items():
+            if arrays[name].shape != own.shape:
+                raise ValueError(f"stored {name} has shape {tuple(arrays[name].shape)}, not {tuple(own.shape)}")
+            own.copy_(arrays[name])
+        self._starts = None
 
     def forward(self, x: Tensor) -> Tensor:
         """``x @ W.T`` in the dtype of ``x``."""
@@ -190,6 +209,9 @@ class SALRLinear(nn.Module):
         weight: the dense ``(out, in)`` matrix.
         bias: ``(out,)`` or None, frozen.
         statistics: of the layer's inputs: the repair is then nearest in the layer's output instead of its weights.
+
+    Raises:
+        ValueError: ``config.score`` is "wanda" and there are no statistics.
     """
 
     def __init__(
@@ -198,10 +220,10 @@ class SALRLinear(nn.Module):
         super().__init__()
         self.config = config
         self.out_features, self.in_features = weight.shape
-        kept = torch.where(_keep(weight, config), weight, torch.zeros_like(weight))
+        scales = None if statistics is None else statistics.second_moment.sqrt().clamp_min(1e-6).to(weight.device)
+        kept = torch.where(_keep(weight, config, scales), weight, torch.zeros_like(weight))
         self.base = SparseBase(kept)
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=False)
-        scales = None if statistics is None else statistics.second_moment.sqrt().clamp_min(1e-6).to(weight.device)
         second, first = truncated_residual(weight.float() - kept.float(), config.residual_rank, scales)
         self.residual_A = nn.Parameter(first, requires_grad=config.train_residual)
         self.residual_B = nn.Parameter(second, requires_grad=config.train_residual)
@@ -245,8 +267,12 @@ class SALRLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, {self.config}"
 
 
-def _keep(weight: Tensor, config: SALRConfig) -> Tensor:
+def _keep(weight: Tensor, config: SALRConfig, scales: Tensor | None) -> Tensor:
     size = weight.detach().float().abs()
+    if config.score == "wanda":
+        if scales is None:
+            raise ValueError("score 'wanda' needs statistics of the inputs")
+        size = size * scales.float()
     if config.selection == "2:4":
         return keep_n_of_m(size, 2, 4)
     return (keep_per_row if config.selection == "row" else keep_per_layer)(size, config.sparsity)
@@ -261,7 +287,8 @@ def convert_(
     """Replace the linear layers inside the blocks of ``model`` by :class:`SALRLinear`, in place; freeze all the rest.
 
     Args:
-        statistics: by full layer name, for repairs that are nearest in the outputs; see :class:`SALRLinear`.
+        statistics: by full layer name, for scores that need them and repairs that are nearest in the outputs; see
+            :class:`SALRLinear`.
 
     Returns:
         The new layers by full name.

@@ -199,6 +199,7 @@ def finetune_command(
     test: Annotated[Path | None, typer.Option("--test", help="Examples whose answers are scored.")] = None,
     sparsity: Annotated[float, typer.Option(help="Share of zeros in the base; 0 is plain LoRA.")] = 0.5,
     selection: Annotated[str, typer.Option(help="row, layer or 2:4.")] = "row",
+    score: Annotated[str, typer.Option(help="magnitude, or wanda, which looks at the examples.")] = "magnitude",
     rank: Annotated[int, typer.Option(help="Of the task adapter.")] = 16,
     residual_rank: Annotated[int, typer.Option(help="Of the repair; 0 for none.")] = 16,
     steps: Annotated[int, typer.Option(help="Optimiser steps.")] = 200,
@@ -216,7 +217,7 @@ def finetune_command(
     """
     from gossamer.compress import SALRConfig, TrainingSettings, finetune, load_dense, read_examples
 
-    config = SALRConfig(sparsity, selection, rank, 2.0 * rank, residual_rank=residual_rank)
+    config = SALRConfig(sparsity, selection, rank, 2.0 * rank, residual_rank=residual_rank, score=score)
     dense = load_dense(model)
     dense.model.to(device)
     scored = read_examples(test, test_limit) if test else []
