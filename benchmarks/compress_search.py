@@ -56,7 +56,7 @@ class Protocol:
 
 SHORT = Protocol(
     "short",
-    WindowSizes(samples=16, seqlen=256, short=4, long=8, report=8, report_seqlen=512),
+    WindowSizes(samples=32, seqlen=256, short=4, long=8, report=8, report_seqlen=512),
     EvolutionSettings(population=12, evaluations=18, finalists=3),
     EvolutionSettings(population=10, evaluations=16, finalists=2),
 )

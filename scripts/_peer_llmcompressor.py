@@ -33,7 +33,8 @@ def main() -> None:
             layer.weight.data = weight.clone()
             found[f"{name}.wanda.{pattern}"] = by_wanda(layer, {layer: given[f"{name}.squares"].clone()}, 0.5, n, m)
             hessian = {layer: given[f"{name}.hessian"].clone()}
-            found[f"{name}.sparsegpt.{pattern}"] = by_sparsegpt(layer, hessian, 0.5, n, m, BLOCK, DAMPING, False)
+            _, corrected = by_sparsegpt(layer, hessian, 0.5, n, m, BLOCK, DAMPING, False)
+            found[f"{name}.sparsegpt.{pattern}"] = corrected
     save_file({key: value.detach().contiguous() for key, value in found.items()}, folder / "peer_layers.safetensors")
     ids = load_file(folder / "ids.safetensors")["ids"]
     for name, modifier in (("wanda", WandaPruningModifier), ("sparsegpt", SparseGPTModifier)):
