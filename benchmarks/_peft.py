@@ -37,4 +37,5 @@ def peft_lora(model: nn.Module, rank: int) -> nn.Module:
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
-    return get_peft_model(model, config)  # type: ignore[arg-type]
+    found: nn.Module = get_peft_model(model, config)
+    return found

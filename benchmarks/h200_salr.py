@@ -16,6 +16,7 @@ import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from benchmarks._peft import peft_layer, peft_lora
@@ -145,7 +146,7 @@ def peak(build: Callable[[], nn.Module]) -> int:
     return found
 
 
-def chunked_loss(model: nn.Module, ids: Tensor) -> Tensor:
+def chunked_loss(model: Any, ids: Tensor) -> Tensor:
     """Mean next-token loss; logits of ``CHUNK`` positions exist at a time, in the backward pass too."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     hidden = inner.base_model(input_ids=ids, use_cache=False)[0][:, :-1].flatten(0, 1)

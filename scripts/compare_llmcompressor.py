@@ -51,13 +51,14 @@ def compare(folder: Path, peer_python: Path, blocks: int, windows: int) -> list[
     model.config.num_hidden_layers = blocks
     ids = calibration_windows(default_text(), dense.tokenizer, windows, 256)
     model.save_pretrained(folder / "model")
+    dense.tokenizer.save_pretrained(folder / "model")
     save_file({"ids": ids}, folder / "ids.safetensors")
     layers = {}
     for step in calibrate(model, ids, "dense", hessian=True):
         for name, layer in linears(step.block).items():
             layers[f"{step.block.name}.{name}"] = (dense_weight(layer).clone(), step.statistics[name])
     first = {name: layers[name] for name in list(layers)[:7]}  # one block has every shape
-    arrays = {}
+    arrays: dict[str, Tensor] = {}
     for name, (weight, statistics) in first.items():
         assert statistics.hessian is not None
         arrays |= {f"{name}.weight": weight, f"{name}.squares": statistics.second_moment.float()}

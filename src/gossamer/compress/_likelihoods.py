@@ -46,8 +46,8 @@ def score_continuations(model: Any, pairs: Sequence[Pair], batch: int, most_toke
 def _scored(model: Any, pairs: Sequence[Pair], most_tokens: int) -> list[tuple[float, bool]]:
     rows = []
     for context, continuation in pairs:
-        ids = [*context, *continuation][-(most_tokens + 1) :]  # the last one is only predicted
-        rows.append((ids, len(ids) - len(continuation)))
+        whole = [*context, *continuation][-(most_tokens + 1) :]  # the last one is only predicted
+        rows.append((whole, len(whole) - len(continuation)))
     batch = padded(rows)
     device = next(model.parameters()).device
     wanted, ids, attention = (part.to(device)[:, :-1] for part in (batch.targets, batch.ids, batch.attention))

@@ -108,7 +108,8 @@ class GossamerLM(TemplateLM):
         temperature = float(options.get("temperature", 1.0)) if sampled else 0.0
         choose = sampler(temperature, options.get("top_k"), options.get("top_p"), seed=0)
         decoder, ends = Decoder(self.model, len(ids) + most), end_tokens(self.model, self.tokenizer)
-        new, text, logits = [], "", decoder.prefill(ids)
+        new: list[int] = []
+        text, logits = "", decoder.prefill(ids)
         while len(new) < most and (token := choose(logits)) not in ends:
             new.append(token)
             text = self.tokenizer.decode(new, skip_special_tokens=True)

@@ -28,7 +28,7 @@ from gossamer.compress._quantised import Quantised, quantised_ways
 from gossamer.compress._settings import Settings
 from gossamer.compress._workbench import BenchLayer, Workbench
 from gossamer.core.measure import Bench
-from gossamer.weights import BitmapWeight, STBWeight, WeightFormat
+from gossamer.weights import BitmapWeight, STBLevels, STBWeight, WeightFormat
 
 SPARSITIES = (0.3, 0.4, 0.5, 0.6, 0.7)
 PATTERNS = ("4:8", "5:8", "6:8")
@@ -93,8 +93,8 @@ def candidates(bed: Workbench, base: Settings) -> Iterator[Candidate]:
                 )
     for pattern in PATTERNS:
         settings = replace(base, score="ria", pattern=pattern, format="stb")
-        n = int(pattern[0])
-        yield Candidate(f"binarised {pattern}", settings, _binariser(n), _stb_bytes(n), _stb_product(n))
+        own = _Binariser(int(pattern[0]))
+        yield Candidate(f"binarised {pattern}", settings, own.weight, own.nbytes, own.products)
 
 
 def measure(bed: Workbench, windows: Tensor, candidate: Candidate, others: int) -> Point:
@@ -207,8 +207,24 @@ def _pruner(settings: Settings, sizes: list[int]) -> Callable[[BenchLayer], Tens
     return lambda layer: prune(layer.weight, layer.statistics, settings.of_block(layer.block, sizes), layer.gradients)
 
 
-def _binariser(n: int) -> Callable[[BenchLayer], Tensor]:
-    return lambda layer: binarise(layer.weight, layer.statistics, n).to_dense()
+class _Binariser:
+    """Keeps the levels of the layer that it binarised last, from which that is packed."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self._last: tuple[str, STBLevels] | None = None
+
+    def weight(self, layer: BenchLayer) -> Tensor:
+        levels = binarise(layer.weight, layer.statistics, self.n)
+        self._last = (layer.name, levels)
+        return levels.to_dense()
+
+    def products(self, layer: BenchLayer, weight: Tensor) -> dict[str, Call]:
+        assert self._last is not None and self._last[0] == layer.name
+        return _product(STBWeight.from_levels(self._last[1]))
+
+    def nbytes(self, layer: BenchLayer, weight: Tensor) -> float:
+        return float(_stb_size(layer.weight.shape[0], layer.weight.shape[1], self.n))
 
 
 def _dense_bytes(layer: BenchLayer, weight: Tensor) -> float:
@@ -225,17 +241,8 @@ def _bitmap_bytes(dtype: str) -> Callable[[BenchLayer, Tensor], float]:
     return nbytes
 
 
-def _stb_bytes(n: int) -> Callable[[BenchLayer, Tensor], float]:
-    return lambda layer, _: float(_stb_size(layer.weight.shape[0], layer.weight.shape[1], n))
-
-
 @lru_cache(maxsize=64)
 def _stb_size(rows: int, columns: int, n: int) -> int:
     """Of any matrix of this shape: the container's size does not depend on what it holds."""
     padded = torch.zeros(min(rows, 64), columns)
     return STBWeight.from_dense(padded, n=n).nbytes * -(-rows // 64)
-
-
-def _stb_product(n: int) -> Callable[[BenchLayer, Tensor], Mapping[str, Call]]:
-    """What binarising keeps does not matter to the time: the pattern alone is taken from the layer."""
-    return lambda layer, weight: _product(STBWeight.from_dense(layer.weight.cpu(), n=n))

@@ -44,7 +44,8 @@ def quantised_ways() -> list[Quantised]:
     from torchao.quantization import Int8WeightOnlyConfig, IntxWeightOnlyConfig, PerGroup
     from torchao.quantization.quant_primitives import MappingType
 
-    grid = {"weight_dtype": torch.int4, "granularity": PerGroup(GROUP)}
+    four: Any = torch.int4  # type: ignore[attr-defined]  # torch has it, its stubs do not
+    grid = {"weight_dtype": four, "granularity": PerGroup(GROUP)}
     asymmetric = partial(IntxWeightOnlyConfig, mapping_type=MappingType.ASYMMETRIC, **grid)
     searched = partial(IntxWeightOnlyConfig, intx_choose_qparams_algorithm="hqq_scale_only", **grid)
     return [
