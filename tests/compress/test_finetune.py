@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +56,11 @@ def test_the_loss_counts_completions_only_and_equals_the_models_own() -> None:
     assert float(loss.detach()) == pytest.approx(total, rel=1e-4)
 
 
-def test_training_lowers_the_loss_and_a_loaded_folder_is_the_trained_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize("score", ["magnitude", "wanda"])
+def test_training_lowers_the_loss_and_a_loaded_folder_is_the_trained_model(tmp_path: Path, score: str) -> None:
     dense = tiny()
-    result = finetune(dense, tmp_path / "out", EXAMPLES, EXAMPLES[::7], CONFIG, SETTINGS)
+    config = replace(CONFIG, score=score)
+    result = finetune(dense, tmp_path / "out", EXAMPLES, EXAMPLES[::7], config, SETTINGS)
     assert result["nll_after"] < result["nll_before"]
     loaded = load_finetuned(tiny_model("llama"), tmp_path / "out").eval()
     assert mean_nll(loaded, EXAMPLES[::7], Letters(), 8) == pytest.approx(result["nll_after"], rel=1e-5)

@@ -38,6 +38,7 @@ def test_statistics_equal_gradients_computed_one_by_one(family: str) -> None:
     torch.testing.assert_close(own.magnitude, stacked.abs().sum(0), rtol=1e-3, atol=1e-6)
     torch.testing.assert_close(own.l2, stacked.square().sum(0).sqrt(), rtol=1e-3, atol=1e-6)
     torch.testing.assert_close(own.fisher, (energy / windows.numel()).detach(), rtol=1e-3, atol=1e-9)
+    torch.testing.assert_close(own.weighted_moment, (energy.sum(0) / outputs.sum()).detach(), rtol=1e-3, atol=1e-9)
     torch.testing.assert_close(own.output_fisher, (outputs / windows.numel()).detach(), rtol=1e-3, atol=1e-9)
 
 

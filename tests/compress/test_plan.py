@@ -13,6 +13,7 @@ from tiny_models import tiny_model, tiny_windows
 from gossamer.compress import SearchWindows, Settings, auto_compress, compress, compressed_layers, load, read_about
 from gossamer.compress._metric_search import Texts
 from gossamer.compress._plan import Point, candidates, choose, measure, with_front
+from gossamer.compress._quantised import quantised_ways
 from gossamer.compress._workbench import Workbench
 from gossamer.core.report import read_report_data
 
@@ -43,12 +44,27 @@ def test_predicted_bytes_are_those_of_the_files(tmp_path: Path) -> None:
 def test_every_candidate_gives_a_finite_point_and_rounding_is_near() -> None:
     bed = Workbench(tiny_model("llama"), tiny_windows())
     points = {c.name: measure(bed, tiny_windows(2, 16), c, 1000) for c in candidates(bed, BASE)}
-    assert len(points) == 3 + 3 * 5 * 2 + 3
-    dense = points["dense"]
-    assert points["int8 rows, rounded"].perplexity == pytest.approx(dense.perplexity, rel=0.02)
-    assert points["int8 rows, rounded"].bytes < points["wanda at 30%"].bytes < dense.bytes
+    ways = [way.name for way in quantised_ways()]
+    assert len(points) == 1 + len(ways) + 3 * 5 * 2 + 3
+    dense, bytewise = points["dense"], points[ways[0]]
+    assert bytewise.perplexity == pytest.approx(dense.perplexity, rel=0.02)
+    assert points[ways[1]].bytes < bytewise.bytes < points["wanda at 30%"].bytes < dense.bytes
+    assert all(point.seconds is not None and point.seconds > 0 for point in points.values() if point.settings)
     for layer in bed.layers:  # nothing is left behind
         assert torch.equal(layer.weight, layer.module.weight)
+
+
+def test_rounding_errs_by_half_a_step_and_is_counted_in_all_its_bits() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(6, 64, generator=generator)
+    whole, halves = quantised_ways()[:2]
+    step = weight.abs().amax(1, keepdim=True) / 127
+    assert bool(((whole.weight(weight) - weight).abs() <= 0.5 * step + 0.005 * weight.abs()).all())
+    grouped = weight.view(6, 2, 32)
+    steps = (grouped.amax(2, keepdim=True) - grouped.amin(2, keepdim=True)) / 15
+    error = (halves.weight(weight) - weight).view(6, 2, 32).abs()
+    assert bool((error <= 1.05 * steps).all())  # a whole step where the zero point had to be rounded
+    assert (whole.bits(weight), halves.bits(weight)) == (8.5, 4.625)
 
 
 def test_nothing_beats_a_point_on_the_front() -> None:
@@ -90,7 +106,8 @@ def test_a_plan_is_made_kept_and_shown(tmp_path: Path) -> None:
     seen: list[str] = []
 
     def wanted(candidate: Any) -> bool:
-        return candidate.name in ("dense", "wanda at 50%", "sparsegpt at 60%", "binarised 4:8", "int8 rows, rounded")
+        own = ("dense", "wanda at 50%", "sparsegpt at 60%", "binarised 4:8")
+        return candidate.name in own or candidate.name.startswith("int8")
 
     def make(out: str, **limits: Any) -> dict[str, Any]:
         return auto_compress(
@@ -105,6 +122,8 @@ def test_a_plan_is_made_kept_and_shown(tmp_path: Path) -> None:
         read_about(tmp_path / "out")["run"]["settings"]
         == read_report_data(tmp_path / "out.front.html")["chosen"]["settings"]
     )
+    smaller = [point for point in result["points"] if point["bytes"] <= chosen["bytes"] and not point["settings"]]
+    assert result["better"] == [p["name"] for p in smaller if p["perplexity"] <= chosen["perplexity"]]
     assert (tmp_path / "out.plan.json").is_file()
     with pytest.raises(ValueError, match="needs a target"):
         make("other")

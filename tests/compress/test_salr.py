@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from scipy import stats
 from tiny_models import tiny_model, tiny_windows
 
+from gossamer.compress import _salr
 from gossamer.compress._adapters import AdapterBank
 from gossamer.compress._blocks import iter_blocks, linears
 from gossamer.compress._calibrate import calibrate
-from gossamer.compress._salr import SALRConfig, SALRLinear, SparseBase, _decoded_by_torch, convert_, truncated_residual
+from gossamer.compress._salr import SALRConfig, SALRLinear, SparseBase, convert_, truncated_residual
+from gossamer.compress._statistics import LinearStatistics
 
 
 def lost_share(p: float) -> float:
@@ -104,13 +106,17 @@ def test_gradients_of_the_compressed_product_are_right(selection: str) -> None:
     assert torch.autograd.gradcheck(run, (x, *(getattr(layer, name) for name in names)))
 
 
-def test_decoding_with_torch_equals_the_kernels() -> None:
+@pytest.mark.parametrize("panel", [1 << 22, 300, 100])
+def test_decoding_with_torch_equals_the_kernels(panel: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_salr, "_PANEL", panel)
     for dtype in (torch.float32, torch.bfloat16):
         weight = torch.randn(7, 130).to(dtype) * (torch.rand(7, 130) > 0.5)
         base = SparseBase(weight)
-        arrays = base.arrays()
         assert torch.equal(base.decode(), weight)
-        assert torch.equal(_decoded_by_torch(arrays["bitmap"], arrays["values"].view(dtype), (7, 130)), weight)
+        values = base.arrays()["values"].view(dtype)
+        starts = base.arrays()["row_offset"][:: _salr._panel_rows((7, 130))].tolist()
+        decoded = _salr._decoded_by_torch(base.arrays()["bitmap"], values, (7, 130), starts)
+        assert torch.equal(decoded, weight)
 
 
 def test_no_dense_weight_is_kept_for_the_backward_pass() -> None:
@@ -154,6 +160,18 @@ def test_the_repair_begins_nearer_to_the_dense_model_than_pruning_alone() -> Non
         errors[case] = float((model(input_ids=ids).logits.detach() - wanted).square().mean())
     assert errors["repaired"] < errors["pruned"]
     assert errors["aware"] < errors["pruned"]
+
+
+def test_a_base_scored_by_wanda_keeps_what_the_formula_keeps_and_takes_statistics() -> None:
+    weight, statistics = torch.randn(6, 40, generator=torch.Generator().manual_seed(0)), LinearStatistics(40)
+    statistics.update(torch.randn(50, 40, generator=torch.Generator().manual_seed(1)) * torch.linspace(0.1, 3.0, 40))
+    layer = SALRLinear(weight, SALRConfig(score="wanda", rank=1), statistics=statistics)
+    order = torch.argsort(weight.abs() * statistics.second_moment.sqrt().float(), dim=1)
+    assert torch.equal(layer.base.decode(), weight.scatter(1, order[:, :20], 0.0))
+    with pytest.raises(ValueError, match="needs statistics"):
+        SALRLinear(weight, SALRConfig(score="wanda", rank=1))
+    with pytest.raises(ValueError, match="score must be"):
+        SALRConfig(score="ria")
 
 
 def _named(step):

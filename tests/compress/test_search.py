@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ from test_pipeline import main_exits, save_tiny
 from tiny_models import tiny_model, tiny_windows
 
 from gossamer.compress import (
+    NAMED_METRICS,
     EvolutionSettings,
     MetricSpace,
     SearchWindows,
     SymbolicMetric,
     read_about,
+    same_ranking,
     search_allocation,
     search_metric,
 )
@@ -65,7 +68,7 @@ def test_a_search_for_a_metric_is_reported_beside_its_rivals_and_is_resumed(tmp_
     assert json.loads((tmp_path / "search.json").read_text()) == json.loads(json.dumps(result))
     for name in ("no gradients", "no inputs"):
         judged = " ".join(text for text, _, _ in result["runs"][name]["judged"])
-        assert not set("GF" if name == "no gradients" else "XMVDQ") & set(judged)
+        assert not set("GFU" if name == "no gradients" else "XMVDQ") & set(judged)
     again: list[str] = []
     assert (
         search_metric(
@@ -96,6 +99,23 @@ def test_the_report_text_does_not_reach_the_search(tmp_path: Path) -> None:
     ]
     assert found[0]["runs"] == found[1]["runs"]
     assert found[0]["candidates"] != found[1]["candidates"]
+
+
+def test_repeated_searches_are_those_of_their_seeds_and_what_is_new_is_no_named_metric(tmp_path: Path) -> None:
+    result = search_metric(tiny(), tmp_path / "both", settings=SETTINGS, windows=windows(), repeats=2)
+    alone = search_metric(tiny(), tmp_path / "one", settings=replace(SETTINGS, seed=2), windows=windows())
+    for name in ("search", "random control"):
+        assert result["runs"][f"{name}, seed 2"] == alone["runs"][name]
+    rows = {row["name"]: row for row in result["candidates"]}
+    named = {name for name, row in rows.items() if not row["new"]} - {"random control", "random control, seed 2"}
+    assert named >= set(NAMED_METRICS)
+    found = [row for row in rows.values() if row["found"] and row["new"]]
+    assert found
+    for row in found:
+        tree = SymbolicMetric.parse(row["formula"]).tree
+        assert not any(same_ranking(tree, SymbolicMetric.parse(name).tree) for name in NAMED_METRICS)
+    with pytest.raises(ValueError, match="repeats must be at least 1"):
+        search_metric(tiny(), tmp_path / "none", settings=SETTINGS, windows=windows(), repeats=0)
 
 
 def test_screening_wanda_finds_the_loss_of_its_masks_written_out() -> None:

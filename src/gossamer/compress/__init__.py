@@ -12,6 +12,7 @@ weights that loads with :func:`load` or, once this room is imported, with ``Auto
 - :func:`search_metric`, :func:`search_allocation`, :func:`write_search_report`: find the formula or the allocation that
   suits a model; :class:`SymbolicMetric`, :class:`Expr`, :func:`simplify`, :class:`AllocationGenome`: what they find.
 - :func:`finetune`, :class:`SALRConfig`, :func:`load_finetuned`, :class:`AdapterBank`: fine-tune on a pruned base.
+- :func:`lm_eval_model`: a model for the tasks of lm-eval.
 - :func:`auto_compress`: choose score, allocation and format within a budget; :class:`Recipe`: run it again.
 - :func:`binarise`: one layer as signs on an N:8 structure; :func:`flip_signs`, :func:`sign_times_scale`: its controls.
 - :func:`iter_blocks`, :func:`linears`, :func:`calibrate`, :func:`prune`, :func:`sparsegpt`, :func:`resident_memory`:
@@ -46,6 +47,7 @@ from gossamer.compress._generate import Generation, generate
 from gossamer.compress._gradients import GradientStatistics, gradient_statistics
 from gossamer.compress._html import write_report
 from gossamer.compress._llama_weights import Joint, LlamaBlock, LlamaWeights, llama_weights, plain_rotary
+from gossamer.compress._lm_eval import lm_eval_model
 from gossamer.compress._memory import Resident, resident_memory
 from gossamer.compress._metric import NAMED_METRICS, SymbolicMetric
 from gossamer.compress._metric_space import MetricSpace, same_ranking
@@ -55,15 +57,9 @@ from gossamer.compress._prune import prune
 from gossamer.compress._recipe import Recipe, read_recipe
 from gossamer.compress._salr import SALRConfig, SALRLinear, convert_, truncated_residual
 from gossamer.compress._salr_files import load_finetuned, save_finetuned
-from gossamer.compress._search import (
-    SearchWindows,
-    WindowSizes,
-    found_allocation,
-    search_allocation,
-    search_metric,
-    search_windows,
-)
+from gossamer.compress._search import found_allocation, search_allocation, search_metric
 from gossamer.compress._search_html import write_search_report
+from gossamer.compress._search_windows import SearchWindows, WindowSizes, search_windows
 from gossamer.compress._serve import run_server, start_server
 from gossamer.compress._settings import Settings
 from gossamer.compress._simplify import rank_form, simplify
@@ -127,6 +123,7 @@ __all__ = [
     "iter_blocks",
     "linears",
     "llama_weights",
+    "lm_eval_model",
     "load",
     "load_any",
     "load_dense",

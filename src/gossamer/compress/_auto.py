@@ -11,8 +11,8 @@ from typing import Any
 
 from gossamer.compress._models import load_dense
 from gossamer.compress._pipeline import compress
-from gossamer.compress._plan import Candidate, Point, candidates, choose, measure, with_front
-from gossamer.compress._search import SearchWindows, WindowSizes, search_windows
+from gossamer.compress._plan import Candidate, Point, better_comparisons, candidates, choose, measure, with_front
+from gossamer.compress._search_windows import SearchWindows, WindowSizes, search_windows
 from gossamer.compress._settings import Settings
 from gossamer.compress._text import Text
 from gossamer.compress._workbench import Progress, Workbench
@@ -43,7 +43,8 @@ def auto_compress(
         wanted: which candidates to try.
 
     Returns:
-        ``{"chosen", "points", "dense"}``.
+        ``{"chosen", "better", "points", "dense", "budget"}``; ``better`` names mere comparisons that are no larger and no
+        worse than what was chosen.
 
     Raises:
         ValueError: no limit is given, or nothing keeps them.
@@ -74,6 +75,7 @@ def auto_compress(
     }
     chosen = choose(points, dense_perplexity, target_bytes, max_increase)
     result["chosen"] = asdict(chosen)
+    result["better"] = [point.name for point in better_comparisons(points, chosen)]
     write_front(result, out.with_name(out.name + ".front.html"))
     del bed, dense
     settings = _settings(chosen)
@@ -114,13 +116,19 @@ def write_front(result: dict[str, Any], path: str | os.PathLike[str]) -> Path:
         )
         for kind, points in kinds.items()
     ])  # fmt: skip
+    if result["better"]:
+        report.add_text(f"No larger and no worse than what was chosen: {', '.join(result['better'])}.")
     figure.update_layout(xaxis_title="MB", yaxis_title="perplexity", yaxis_type="log")
     report.add_figure(figure, "pruned by statistics of the dense model; a comparison is marked in the table")
     rows = [
-        (point["name"], point["bytes"] / 1e6, point["perplexity"], "yes" if point["front"] else "",
-         "" if point["settings"] else "comparison")
+        (point["name"], point["bytes"] / 1e6, point["perplexity"], _milliseconds(point),
+         "yes" if point["front"] else "", "" if point["settings"] else "comparison")
         for point in result["points"]
     ]  # fmt: skip
-    report.add_table(("", "MB", "perplexity", "on the front", ""), rows)
+    report.add_table(("", "MB", "perplexity", "linear layers, ms a token", "on the front", ""), rows)
     report.add_json(result)
     return report.write(path)
+
+
+def _milliseconds(point: dict[str, Any]) -> str:
+    return "" if point["seconds"] is None else f"{1e3 * point['seconds']:.2f}"

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
-from gossamer.compress._examples import IGNORED, Batch, Example, batches
+from gossamer.compress._likelihoods import score_continuations
 
 _OPTION = re.compile(r"(?:Answer|Option|Solution|Ending)(\d+): ")
 _QUESTION = re.compile(r"^Please [^:]*?(?:question|sentence|statement)?:\s*", re.DOTALL)
@@ -93,7 +92,6 @@ def _instruction(text: str, answer: str) -> Choice:
     return Choice(question.strip(), tuple(part.strip() for part in parts[2::2]), int(re.sub(r"\D", "", answer)) - 1)
 
 
-@torch.no_grad()
 def answer_by_likelihood(
     model: nn.Module, choices: Sequence[Choice], tokenizer: Any, batch: int = 8, most_tokens: int = 512,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -101,17 +99,16 @@ def answer_by_likelihood(
     """Accuracy of ``model`` on ``choices``; each answer follows its question as ``Question: ... Answer: ...``.
 
     Raises:
-        ValueError: ``choices`` is empty.
+        ValueError: ``choices`` is empty, or an answer is longer than ``most_tokens``.
     """
     if not choices:
         raise ValueError("choices must not be empty")
     model.eval()
     right, right_norm = 0, 0
     for index, choice in enumerate(choices):
-        examples = [Example(f"Question: {choice.question}\nAnswer:", f" {answer}") for answer in choice.answers]
-        found: list[float] = []
-        for one in batches(examples, _NoEnd(tokenizer), batch, most_tokens):
-            found += log_likelihoods(model, one)
+        question = _ids(tokenizer, f"Question: {choice.question}\nAnswer:")
+        pairs = [(question, _ids(tokenizer, f" {answer}")) for answer in choice.answers]
+        found = [value for value, _ in score_continuations(model, pairs, batch, most_tokens)]
         sizes = [max(len(answer.encode()), 1) for answer in choice.answers]
         per_byte = [value / size for value, size in zip(found, sizes, strict=True)]
         right += found.index(max(found)) == choice.right
@@ -121,25 +118,5 @@ def answer_by_likelihood(
     return Accuracy(right / len(choices), right_norm / len(choices), chance, len(choices))
 
 
-class _NoEnd:
-    """A tokenizer that does not close completions: an answer's likelihood is that of its own tokens."""
-
-    eos_token_id = None
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-
-    def __call__(self, text: str, **options: Any) -> Any:
-        return self._tokenizer(text, **options)
-
-
-def log_likelihoods(model: Any, batch: Batch) -> list[float]:
-    """Log-likelihood of the completion in every row of ``batch``, in nats."""
-    device = next(model.parameters()).device
-    hidden = model.base_model(input_ids=batch.ids.to(device), attention_mask=batch.attention.to(device))[0]
-    wanted = batch.targets.to(device)
-    chosen = wanted != IGNORED
-    logits = model.get_output_embeddings()(hidden[chosen]).float()
-    each = torch.log_softmax(logits, -1).gather(1, wanted[chosen][:, None])[:, 0].double()
-    rows = chosen.nonzero()[:, 0]
-    return torch.zeros(len(batch.ids), dtype=torch.float64, device=device).index_add_(0, rows, each).tolist()
+def _ids(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -12,7 +12,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from gossamer.compress._models import DenseModel
-    from gossamer.compress._search import SearchWindows, WindowSizes
+    from gossamer.compress._search_windows import SearchWindows, WindowSizes
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -29,6 +29,7 @@ Minutes = Annotated[float | None, typer.Option(help="Begin no generation after s
 Seed = Annotated[int, typer.Option(help="Of the search: the same seed gives the same search.")]
 Correct = Annotated[bool, typer.Option("--correct", help="Also report the best with SparseGPT's correction.")]
 Control = Annotated[bool, typer.Option(help="Also draw as many candidates at random.")]
+Repeats = Annotated[int, typer.Option(help="Searches, each with the next seed, on the same statistics.")]
 Samples = Annotated[int, typer.Option(help="Calibration windows.")]
 Seqlen = Annotated[int, typer.Option(help="Tokens per window; the report's have twice as many.")]
 TextFile = Annotated[Path | None, typer.Option("--text", help="Calibrate and report on this instead of the default.")]
@@ -47,11 +48,12 @@ def metric_command(
     ablations: Annotated[bool, typer.Option("--ablations", help="Also search with each part of it missing.")] = False,
     population: Population = 40,
     generations: Generations = 30,
-    evaluations: Evaluations = 300,
+    evaluations: Evaluations = 120,
     minutes: Minutes = None,
     seed: Seed = 0,
     control: Control = True,
     correct: Correct = False,
+    repeats: Repeats = 1,
     samples: Samples = 16,
     seqlen: Seqlen = 512,
     text: TextFile = None,
@@ -73,7 +75,7 @@ def metric_command(
     dense, windows = _prepare(model, device, text, search_text, WindowSizes(samples, seqlen, report_seqlen=2 * seqlen))
     result = search_metric(
         dense, out, sparsity, Settings(pattern=pattern).n_of_m, settings, space, windows, control, ablations, correct,
-        _progress, _log(as_json),
+        repeats, _progress, _log(as_json),
     )  # fmt: skip
     _show(result, out, as_json)
 
@@ -87,11 +89,12 @@ def allocation_command(
     by: Annotated[str, typer.Option(help="function, levels, or both separated by a comma.")] = "function,levels",
     population: Population = 20,
     generations: Generations = 40,
-    evaluations: Evaluations = 150,
+    evaluations: Evaluations = 75,
     minutes: Minutes = None,
     seed: Seed = 0,
     control: Control = True,
     correct: Correct = False,
+    repeats: Repeats = 1,
     samples: Samples = 16,
     seqlen: Seqlen = 512,
     text: TextFile = None,
@@ -112,7 +115,7 @@ def allocation_command(
     dense, windows = _prepare(model, device, text, search_text, WindowSizes(samples, seqlen, report_seqlen=2 * seqlen))
     kinds = by.replace(" ", "").split(",")
     result = search_allocation(
-        dense, out, sparsity, metric, kinds, settings, windows, control, correct, _progress, _log(as_json)
+        dense, out, sparsity, metric, kinds, settings, windows, control, correct, repeats, _progress, _log(as_json)
     )
     _show(result, out, as_json)
 

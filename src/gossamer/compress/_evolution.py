@@ -10,60 +10,22 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 
 from gossamer.compress._correlation import spearman
+from gossamer.compress._problem import Problem
 from gossamer.core.files import write_json
-
-G = TypeVar("G", bound=Hashable)
 
 CHECKPOINT_VERSION = 1
 _TRIES_PER_CHILD = 10
 _SMALL_GAIN = 0.002
 _FIRST_SCORES = 30
-
-
-class Problem(Protocol[G]):
-    """What is searched for. Genomes are immutable values."""
-
-    def seeds(self) -> list[G]:
-        """Known good genomes, which the first population contains."""
-
-    def random(self, rng: np.random.Generator) -> G:
-        """A new genome, not always valid."""
-
-    def cross(self, left: G, right: G, rng: np.random.Generator) -> G:
-        """A child of two."""
-
-    def mutate(self, genome: G, rng: np.random.Generator) -> G:
-        """A variation of one."""
-
-    def key(self, genome: G) -> str | None:
-        """Equal for genomes that mean the same; None for invalid ones."""
-
-    def size(self, genome: G) -> int:
-        """How complex it is: decides between nearly equal ones."""
-
-    def screen(self, genome: G) -> float:
-        """A cheap guess of the score's order; infinite where it cannot be computed."""
-
-    def score(self, genome: G) -> float:
-        """The fitness on the search text."""
-
-    def final(self, genome: G) -> float:
-        """The fitness on more text, for the last few."""
-
-    def encode(self, genome: G) -> str:
-        """As text."""
-
-    def decode(self, text: str) -> G:
-        """The inverse of :meth:`encode`."""
 
 
 @dataclass(frozen=True)

@@ -85,10 +85,11 @@ def batches(examples: Sequence[Example], tokenizer: Any, size: int, most_tokens:
             completion = tokenizer(example.completion, add_special_tokens=False)["input_ids"]
             ids = (prompt + completion + ([] if end is None else [end]))[:most_tokens]
             rows.append((ids, len(prompt)))
-        yield _padded(rows)
+        yield padded(rows)
 
 
-def _padded(rows: list[tuple[list[int], int]]) -> Batch:
+def padded(rows: list[tuple[list[int], int]]) -> Batch:
+    """Rows of token ids and the number of those that belong to a prompt, padded right; what follows it is predicted."""
     longest = max(len(ids) for ids, _ in rows)
     ids, attention = (
         torch.zeros(len(rows), longest, dtype=torch.int64),

@@ -16,14 +16,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gossamer.compress._calibrate import calibrate
 from gossamer.compress._examples import Example, batches, completion_loss, mean_nll
 from gossamer.compress._models import DenseModel, load_dense
 from gossamer.compress._salr import SALRConfig, convert_
 from gossamer.compress._salr_files import dense_hash, salr_layers, save_finetuned
+from gossamer.compress._statistics import LinearStatistics
 from gossamer.core.files import atomic_write, write_json
 
 LEAST_STEP, MOST_STEP = 0.1, 10.0
 """The repair's learning rate stays between these multiples of the task's."""
+CALIBRATION = (16, 256)
+"""Windows of the examples' text, and their tokens, for scores that need statistics of the inputs."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,10 @@ def finetune(
     dense = model if isinstance(model, DenseModel) else load_dense(model)
     base = {"model": dense.name, "hash": dense_hash(dense.model)}
     torch.manual_seed(settings.seed)
-    convert_(dense.model, config, progress=lambda done, total: progress("pruning and repairing", done, total))
+    statistics = input_statistics(dense, examples) if config.score != "magnitude" else None
+    convert_(
+        dense.model, config, statistics, progress=lambda done, total: progress("pruning and repairing", done, total)
+    )
     out.mkdir(parents=True, exist_ok=True)
     run = _Run(dense, config, settings, examples, out, {"base": base, **asdict(config), **asdict(settings)})
     before = mean_nll(dense.model, test, dense.tokenizer, settings.batch, settings.most_tokens) if test else None
@@ -94,6 +101,28 @@ def finetune(
     write_json(out / "finetuning.json", result)
     run.checkpoint.unlink(missing_ok=True)
     return result
+
+
+def input_statistics(dense: DenseModel, examples: Sequence[Example]) -> dict[str, LinearStatistics]:
+    """Statistics of the inputs of every linear layer inside the blocks, on the text of the first examples.
+
+    Raises:
+        ValueError: the examples have fewer than two tokens.
+    """
+    ids: list[int] = []
+    for example in examples:
+        text = example.prompt + example.completion
+        ids += dense.tokenizer(text, add_special_tokens=False)["input_ids"]
+        if len(ids) >= CALIBRATION[0] * CALIBRATION[1]:
+            break
+    seqlen = min(CALIBRATION[1], len(ids))
+    if seqlen < 2:
+        raise ValueError(f"the examples have {len(ids)} tokens, too few to calibrate on")
+    windows = torch.tensor(ids[: len(ids) // seqlen * seqlen]).view(-1, seqlen)[: CALIBRATION[0]]
+    found: dict[str, LinearStatistics] = {}
+    for step in calibrate(dense.model, windows.to(next(dense.model.parameters()).device), "dense"):
+        found |= {f"{step.block.name}.{name}": own for name, own in step.statistics.items()}
+    return found
 
 
 def residual_rates(model: nn.Module, batch: Any, lr: float) -> list[float]:

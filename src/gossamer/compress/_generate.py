@@ -60,7 +60,7 @@ def generate(
     choose = sampler(temperature, top_k, top_p, seed)
     prompt_ids = tokenizer(prompt)["input_ids"]
     decoder = _fitting_decoder(model, len(prompt_ids), max_new_tokens, threads)
-    ends = _end_tokens(decoder.model, tokenizer)
+    ends = end_tokens(decoder.model, tokenizer)
     stream = _Stream(tokenizer, on_text)
     start = perf_counter()
     logits = decoder.prefill(prompt_ids)
@@ -91,7 +91,7 @@ def _fitting_decoder(model: PreTrainedModel | Decoder, prompt: int, new: int, th
     return model if isinstance(model, Decoder) else Decoder(model, length, threads)
 
 
-def _end_tokens(model: PreTrainedModel, tokenizer: Any) -> set[int]:
+def end_tokens(model: PreTrainedModel, tokenizer: Any) -> set[int]:
     """The tokens that end a text, by the model's generation settings and by the tokenizer."""
     settings = getattr(model, "generation_config", None)
     ends = getattr(settings, "eos_token_id", None)

@@ -68,6 +68,14 @@ class GradientStatistics:
         """``E_t (∂L/∂y_i)²``, ``(out,)``."""
         return self.output_energy / max(self.tokens, 1)
 
+    @property
+    def weighted_moment(self) -> Tensor:
+        """E x² of every input with each token weighted by the squared gradient of all outputs at it, ``(in,)``.
+
+        What :attr:`fisher` tells of inputs without its noise: it is averaged over all rows.
+        """
+        return self.token_energy.sum(0) / self.output_energy.sum().clamp_min(1e-30)
+
 
 def gradient_statistics(
     model: nn.Module, windows: Tensor, progress: Callable[[int, int], None] = lambda done, total: None

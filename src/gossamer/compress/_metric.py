@@ -71,6 +71,7 @@ METRIC_VOCABULARY = Vocabulary(
         "G": Terminal(r"G"),
         "X": Terminal(r"\mathbb{E}x^2"),
         "F": Terminal(r"F"),
+        "U": Terminal(r"\mathbb{E}_g x^2"),
         "R": Terminal(r"\frac{|W|}{\sum_j|W|}"),
         "C": Terminal(r"\frac{|W|}{\sum_i|W|}"),
         "M": Terminal(r"\mathbb{E}|x|"),
@@ -86,6 +87,7 @@ TERMINALS: Mapping[str, str] = MappingProxyType({
     "G": "sqrt of summed squared sequence gradients, (out, in)",
     "X": "mean squared input, (1, in)",
     "F": "mean squared input over tokens weighted by the output's squared gradient (Fisher, per row), (out, in)",
+    "U": "mean squared input over tokens weighted by the squared gradient of all outputs, (1, in)",
     "R": "|W| over the sum of its row",
     "C": "|W| over the sum of its column",
     "M": "mean magnitude of the input, (1, in)",
@@ -95,7 +97,7 @@ TERMINALS: Mapping[str, str] = MappingProxyType({
 })  # fmt: skip
 CLASSIC_TERMINALS = ("W", "G", "X")
 """What the published search knows."""
-GRADIENT_TERMINALS = ("G", "F")
+GRADIENT_TERMINALS = ("G", "F", "U")
 HESSIAN_TERMINALS = ("D", "Q")
 
 NAMED_METRICS: Mapping[str, str] = MappingProxyType({
@@ -197,6 +199,8 @@ def terminal(name: str, weight: Tensor, statistics: LinearStatistics, gradients:
             raise ValueError(f"terminal {name} needs gradient statistics, which were not collected")
         if name == "G":
             return gradients.l2
+        if name == "U":
+            return gradients.weighted_moment[None]
         return gradients.fisher / gradients.output_fisher.clamp_min(1e-30)[:, None]
     if name in HESSIAN_TERMINALS:
         if statistics.hessian is None:

@@ -57,6 +57,7 @@ class MetricProblem:
         self.bed, self.texts, self.space = bed, texts, space or MetricSpace()
         self.sparsity, self.pattern, self.seeded, self.log = sparsity, pattern, seeded, log
         self._rows: dict[tuple[int, str], Tensor] = {}
+        self._known: dict[tuple[str, str], float] = {}  # searches with other seeds meet the same trees
         self._sample = _spread_sample(bed.layers, SCREENED_LAYERS)
         self._values = [{name: self._terminal(layer, name) for name in self.space.terminals} for layer in self._sample]
 
@@ -104,13 +105,13 @@ class MetricProblem:
 
     def score(self, genome: Expr) -> float:
         """Perplexity of the short text."""
-        found = self._perplexity(genome, self.texts.short)
+        found = self._perplexity(genome, "short")
         self.log(str(genome), found)
         return found
 
     def final(self, genome: Expr) -> float:
         """Perplexity of the long text."""
-        return self._perplexity(genome, self.texts.long)
+        return self._perplexity(genome, "long")
 
     def weights(self, tree: Expr) -> Iterator[tuple[BenchLayer, Tensor]]:
         """Every layer pruned by ``tree``.
@@ -121,11 +122,14 @@ class MetricProblem:
         for layer in self.bed.layers:
             yield layer, layer.weight * self._keep(self._scores(layer, tree))
 
-    def _perplexity(self, tree: Expr, windows: Tensor) -> float:
-        try:
-            return self.bed.perplexity(self.weights(tree), windows)
-        except FloatingPointError:
-            return math.inf
+    def _perplexity(self, tree: Expr, text: str) -> float:
+        key = (text, str(tree))
+        if key not in self._known:
+            try:
+                self._known[key] = self.bed.perplexity(self.weights(tree), getattr(self.texts, text))
+            except FloatingPointError:
+                self._known[key] = math.inf
+        return self._known[key]
 
     def _scores(self, layer: BenchLayer, tree: Expr) -> Tensor:
         values = {name: self._terminal(layer, name) for name in {leaf.op: None for leaf in leaves(tree)}}

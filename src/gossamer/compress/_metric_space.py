@@ -119,7 +119,7 @@ def example_layers(seed: int = 20240721) -> list[dict[str, Tensor]]:
 
 def _example(rng: np.random.Generator, spread: float) -> dict[str, Tensor]:
     weight = np.abs(rng.standard_normal(_SHAPE)) * 0.1
-    rows = {name: np.exp(spread * rng.standard_normal((1, _SHAPE[1]))) for name in "XMVDQ"}
+    rows = {name: np.exp(spread * rng.standard_normal((1, _SHAPE[1]))) for name in "XMVDQU"}
     full = {name: np.exp(spread * rng.standard_normal(_SHAPE)) for name in "GF"}
     shares = {"R": weight / weight.sum(1, keepdims=True), "C": weight / weight.sum(0, keepdims=True)}
     return {name: torch.from_numpy(value) for name, value in {"W": weight, **shares, **rows, **full}.items()}

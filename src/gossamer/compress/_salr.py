@@ -23,16 +23,20 @@ from gossamer.compress._statistics import LinearStatistics
 from gossamer.weights import BitmapWeight
 
 SELECTIONS = ("row", "layer", "2:4")
+SCORES = ("magnitude", "wanda")
 _EXACT_SVD = 4096
 _OVERSAMPLE, _POWER_STEPS = 10, 4
+_PANEL = 1 << 22
+"""Entries that torch decodes at a time: scattering them takes several times their memory."""
 
 
 @dataclass(frozen=True)
 class SALRConfig:
     """How to prune and repair.
 
-    sparsity: share of zeros, by magnitude; at 0 the base is not pruned. selection: "row" prunes as many in every row,
-        "layer" ranks the whole matrix, "2:4" keeps two of every four (``sparsity`` must then be 0.5).
+    sparsity: share of zeros; at 0 the base is not pruned. selection: "row" prunes as many in every row, "layer" ranks the
+        whole matrix, "2:4" keeps two of every four (``sparsity`` must then be 0.5).
+    score: "magnitude" as published, or "wanda": magnitude times root mean square of the input, which takes statistics.
     rank, alpha, dropout: of the task adapter, whose product is scaled by ``alpha / rank``; dropout touches it alone.
     residual_rank: of the repair, 0 for none. train_residual: whether it is trained.
     targets: last names of the layers to convert, all linear layers inside blocks by default.
@@ -49,12 +53,15 @@ class SALRConfig:
     residual_rank: int = 16
     train_residual: bool = True
     targets: tuple[str, ...] | None = None
+    score: str = "magnitude"
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.sparsity < 1.0:
             raise ValueError(f"sparsity must be in [0, 1), got {self.sparsity}")
         if self.selection not in SELECTIONS:
             raise ValueError(f"selection must be one of {', '.join(SELECTIONS)}, got {self.selection!r}")
+        if self.score not in SCORES:
+            raise ValueError(f"score must be one of {', '.join(SCORES)}, got {self.score!r}")
         if self.selection == "2:4" and self.sparsity != 0.5:
             raise ValueError(f"selection '2:4' prunes exactly half, got sparsity {self.sparsity}")
         if self.rank < 1 or self.residual_rank < 0:
@@ -115,6 +122,7 @@ class SparseBase(nn.Module):
         super().__init__()
         stored = BitmapWeight.from_dense(weight.detach().cpu().contiguous(), layout="rows")
         self.shape, self.dtype = stored.shape, stored.dtype
+        self._starts: list[int] | None = None
         for name, array in stored.arrays().items():
             self.register_buffer(name, array.to(weight.device))
 
@@ -129,7 +137,21 @@ class SparseBase(nn.Module):
             bitmap, values = arrays["bitmap"], arrays["values"]
             offsets = {"row_offset": arrays["row_offset"]}
             return BitmapWeight(self.shape, self.dtype, "rows", bitmap, values, offsets).to_dense()
-        return _decoded_by_torch(arrays["bitmap"], arrays["values"].view(self.dtype), self.shape)
+        if self._starts is None:
+            self._starts = arrays["row_offset"][:: _panel_rows(self.shape)].tolist()
+        return _decoded_by_torch(arrays["bitmap"], arrays["values"].view(self.dtype), self.shape, self._starts)
+
+    def fill(self, arrays: Mapping[str, Tensor]) -> None:
+        """Take other stored arrays of the same shapes in place of its own.
+
+        Raises:
+            ValueError: their shapes differ.
+        """
+        for name, own in self.arrays().items():
+            if arrays[name].shape != own.shape:
+                raise ValueError(f"stored {name} has shape {tuple(arrays[name].shape)}, not {tuple(own.shape)}")
+            own.copy_(arrays[name])
+        self._starts = None
 
     def forward(self, x: Tensor) -> Tensor:
         """``x @ W.T`` in the dtype of ``x``."""
@@ -155,12 +177,26 @@ class _Product(torch.autograd.Function):
         return gradient @ ctx.base.decode().to(gradient.dtype), None
 
 
-def _decoded_by_torch(bitmap: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Row-layout bitmap to dense with torch operations, for devices without a kernel of ours for this layout."""
-    octets = bitmap.view(torch.uint8)[:, None]
-    marks = (octets >> torch.arange(8, device=bitmap.device, dtype=torch.uint8)) & 1
-    keep = marks.view(shape[0], -1)[:, : shape[1]].bool()
-    return torch.zeros(shape, dtype=values.dtype, device=values.device).masked_scatter_(keep, values)
+def _panel_rows(shape: tuple[int, int]) -> int:
+    return max(1, _PANEL // max(shape[1], 1))
+
+
+def _decoded_by_torch(bitmap: Tensor, values: Tensor, shape: tuple[int, int], starts: list[int]) -> Tensor:
+    """Row-layout bitmap to dense with torch operations, for devices without a kernel of ours for this layout.
+
+    A panel of rows at a time; ``starts`` says where the values of each begin, on the host, so that nothing waits for it.
+    """
+    dense = torch.zeros(shape, dtype=values.dtype, device=values.device)
+    octets, bits = (
+        bitmap.view(torch.uint8).view(shape[0], -1, 1),
+        torch.arange(8, device=bitmap.device, dtype=torch.uint8),
+    )
+    rows = _panel_rows(shape)
+    for panel, first, last in zip(range(len(starts)), starts, [*starts[1:], len(values)], strict=True):
+        own = slice(panel * rows, (panel + 1) * rows)
+        keep = ((octets[own] >> bits) & 1).flatten(1)[:, : shape[1]].bool()
+        dense[own].masked_scatter_(keep, values[first:last])
+    return dense
 
 
 class SALRLinear(nn.Module):
@@ -173,6 +209,9 @@ class SALRLinear(nn.Module):
         weight: the dense ``(out, in)`` matrix.
         bias: ``(out,)`` or None, frozen.
         statistics: of the layer's inputs: the repair is then nearest in the layer's output instead of its weights.
+
+    Raises:
+        ValueError: ``config.score`` is "wanda" and there are no statistics.
     """
 
     def __init__(
@@ -181,10 +220,10 @@ class SALRLinear(nn.Module):
         super().__init__()
         self.config = config
         self.out_features, self.in_features = weight.shape
-        kept = torch.where(_keep(weight, config), weight, torch.zeros_like(weight))
+        scales = None if statistics is None else statistics.second_moment.sqrt().clamp_min(1e-6).to(weight.device)
+        kept = torch.where(_keep(weight, config, scales), weight, torch.zeros_like(weight))
         self.base = SparseBase(kept)
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=False)
-        scales = None if statistics is None else statistics.second_moment.sqrt().clamp_min(1e-6).to(weight.device)
         second, first = truncated_residual(weight.float() - kept.float(), config.residual_rank, scales)
         self.residual_A = nn.Parameter(first, requires_grad=config.train_residual)
         self.residual_B = nn.Parameter(second, requires_grad=config.train_residual)
@@ -228,8 +267,12 @@ class SALRLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, {self.config}"
 
 
-def _keep(weight: Tensor, config: SALRConfig) -> Tensor:
+def _keep(weight: Tensor, config: SALRConfig, scales: Tensor | None) -> Tensor:
     size = weight.detach().float().abs()
+    if config.score == "wanda":
+        if scales is None:
+            raise ValueError("score 'wanda' needs statistics of the inputs")
+        size = size * scales.float()
     if config.selection == "2:4":
         return keep_n_of_m(size, 2, 4)
     return (keep_per_row if config.selection == "row" else keep_per_layer)(size, config.sparsity)
@@ -244,7 +287,8 @@ def convert_(
     """Replace the linear layers inside the blocks of ``model`` by :class:`SALRLinear`, in place; freeze all the rest.
 
     Args:
-        statistics: by full layer name, for repairs that are nearest in the outputs; see :class:`SALRLinear`.
+        statistics: by full layer name, for scores that need them and repairs that are nearest in the outputs; see
+            :class:`SALRLinear`.
 
     Returns:
         The new layers by full name.

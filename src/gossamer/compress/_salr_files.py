@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -106,14 +106,16 @@ def load_finetuned(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Modul
             f"but the model given has {found}"
         )
     config = about["config"]
-    targets = config.pop("targets")
-    layers = convert_(model, SALRConfig(**config, targets=tuple(targets) if targets is not None else None))
+    targets = config["targets"]
+    settings = SALRConfig(**{**config, "targets": tuple(targets) if targets is not None else None})
+    layers = convert_(model, replace(settings, score="magnitude"))  # what it keeps is replaced by what is stored
     arrays, _ = load_arrays(folder / "base.safetensors")
     for name, layer in layers.items():
-        for key, own in layer.base.arrays().items():
-            if arrays[f"{name}.{key}"].shape != own.shape:
-                raise ValueError(f"{folder}: the stored base of {name} differs from what its settings prune")
-            own.copy_(arrays[f"{name}.{key}"])
+        try:
+            layer.base.fill({key: arrays[f"{name}.{key}"] for key in layer.base.arrays()})
+        except ValueError as error:
+            raise ValueError(f"{folder}: the base of {name} differs from what its settings prune: {error}") from error
+        layer.config = settings
     _load_adapter(folder, layers, _TASK)
     if layers and config["residual_rank"]:
         _load_adapter(folder / "residual", layers, _RESIDUAL)

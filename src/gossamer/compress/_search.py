@@ -10,12 +10,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gossamer.compress._ablations import ablations
@@ -25,100 +23,14 @@ from gossamer.compress._allocation_search import AllocationBench, FunctionProble
 from gossamer.compress._evolution import Evolution, EvolutionSettings, SearchResult
 from gossamer.compress._expression import Expr
 from gossamer.compress._metric import METRIC_VOCABULARY, NAMED_METRICS, SymbolicMetric
-from gossamer.compress._metric_search import MetricProblem, Texts
+from gossamer.compress._metric_search import MetricProblem
 from gossamer.compress._metric_space import MetricSpace, leaves, same_ranking
 from gossamer.compress._models import DenseModel, load_dense
 from gossamer.compress._ranks import RankedLayers
+from gossamer.compress._search_windows import SearchWindows, WindowSizes, search_windows
 from gossamer.compress._sparsegpt import sparsegpt
-from gossamer.compress._text import Text, default_text, python_documentation, read_text
 from gossamer.compress._workbench import BenchLayer, Progress, Workbench
-from gossamer.core.assets import data_file
 from gossamer.core.files import write_json
-
-SHAKESPEARE = "text/tinyshakespeare/input.txt.gz"
-
-
-@dataclass(frozen=True)
-class SearchWindows:
-    """Token ids: ``calibration`` for statistics, ``judged`` for candidates, ``report`` for the figures."""
-
-    calibration: Tensor
-    judged: Texts
-    report: Tensor
-    names: dict[str, str]
-
-
-@dataclass(frozen=True)
-class WindowSizes:
-    """Numbers of windows and their tokens."""
-
-    samples: int = 16
-    seqlen: int = 512
-    short: int = 4
-    long: int = 16
-    report: int = 8
-    report_seqlen: int = 1024
-
-
-def search_windows(
-    tokenizer: Any, sizes: WindowSizes, text: Text | None = None, search_texts: Sequence[Text] | None = None
-) -> SearchWindows:
-    """Windows of three disjoint texts.
-
-    Args:
-        tokenizer: of the model.
-        sizes: how many and how long.
-        text: its halves calibrate and report; by default WikiText-2 where it is, else Python's documentation.
-        search_texts: their evaluation halves judge candidates, windows in turn; by default Python's documentation, and
-            TinyShakespeare where it is. Where this is ``text`` itself, candidates are judged on the beginning of the
-            evaluation half and the report comes from its end.
-
-    Raises:
-        ValueError: a text is too short.
-    """
-    text = text or default_text()
-    others = list(search_texts) if search_texts is not None else _default_search_texts()
-    report_ids = _ids(tokenizer, text.evaluation)
-    judged = [_ids(tokenizer, other.evaluation) for other in others if other.name != text.name]
-    if not judged:
-        half = len(report_ids) // 2
-        judged, report_ids = [report_ids[:half]], report_ids[half:]
-    calibration = _cut(
-        _ids(tokenizer, text.calibration), sizes.seqlen, f"calibration part of {text.name}", sizes.samples
-    )
-    spread = [index * (len(calibration) - 1) // max(sizes.samples - 1, 1) for index in range(sizes.samples)]
-    whole = _in_turn([_cut(ids, sizes.seqlen, "text to search on", 1) for ids in judged])
-    if len(whole) < sizes.short + sizes.long:
-        raise ValueError(f"the texts to search on have {len(whole)} windows, need {sizes.short + sizes.long}")
-    report = _cut(report_ids, sizes.report_seqlen, f"evaluation part of {text.name}", sizes.report)[: sizes.report]
-    names = {"calibration": text.name, "search": ", ".join(other.name for other in others), "report": text.name}
-    texts = Texts(whole[: sizes.short], whole[sizes.short : sizes.short + sizes.long])
-    return SearchWindows(calibration[spread], texts, report, names)
-
-
-def _default_search_texts() -> list[Text]:
-    texts = [python_documentation()]
-    with suppress(FileNotFoundError):
-        texts.append(read_text(data_file(SHAKESPEARE)))
-    return texts
-
-
-def _ids(tokenizer: Any, text: str) -> Tensor:
-    return torch.tensor(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=torch.int64)
-
-
-def _cut(ids: Tensor, seqlen: int, what: str, least: int) -> Tensor:
-    whole = len(ids) // seqlen
-    if whole < least:
-        raise ValueError(f"the {what} has {len(ids)} tokens, but {least} windows of {seqlen} need {least * seqlen}")
-    return ids[: whole * seqlen].view(whole, seqlen)
-
-
-def _in_turn(groups: list[Tensor]) -> Tensor:
-    """Windows of all groups, one of each in turn, as long as all last."""
-    count = min(map(len, groups))
-    return torch.stack([group[:count] for group in groups], 1).flatten(0, 1)
-
 
 Log = Callable[[str], None]
 
@@ -138,6 +50,7 @@ def search_metric(
     control: bool = True,
     ablate: bool = False,
     correct: bool = False,
+    repeats: int = 1,
     progress: Progress = lambda what, done, total: None,
     log: Log = _no_log,
 ) -> dict[str, Any]:
@@ -151,18 +64,23 @@ def search_metric(
         control: also search by drawing at random, with the same number of evaluations.
         ablate: also search with each part of the search missing, see :mod:`gossamer.compress._ablations`.
         correct: also report the best found and Wanda with SparseGPT's correction of what is kept, and SparseGPT itself.
+        repeats: how many searches, each with the next seed and a control of its own, on the same statistics.
         progress: told how far statistics have come. log: given a line for every generation.
+
+    Returns:
+        what the file holds. Rows of ``candidates`` tell whether a formula was ``found`` by a search, whether it is ``new``
+        (ranks unlike every named metric), and its perplexity on the text of the ``search`` and on that of the ``report``.
 
     Raises:
         ValueError: bad settings, texts too short, or ``out`` holds another search.
     """
-    settings, space = settings or EvolutionSettings(), space or MetricSpace()
+    settings, space = settings or EvolutionSettings(evaluations=120), space or MetricSpace()
     dense, windows, out = _prepare(model, windows, out)
     bed = Workbench(dense.model, windows.calibration, progress=progress)
     problem = MetricProblem(bed, windows.judged, space, sparsity, pattern)
     what = {"space": _space_json(space), "sparsity": sparsity, "pattern": list(pattern) if pattern else None}
     identity = _identity(dense, windows, what)
-    runs = _run_both(problem, settings, out, "metric", identity, control, log)
+    runs = _repeated(problem, settings, out, "metric", identity, control, repeats, log)
     if ablate:
         spent = runs["search"].history[-1]["scored"]
         for name, own, changed in ablations(problem, replace(settings, evaluations=spent)):
@@ -170,19 +88,25 @@ def search_metric(
             runs[name] = _run_both(own, changed, out, file, {**identity, "ablation": name}, False, log)["search"]
     rows = []
     candidates = {**_metric_rivals(space), **{name: run.best for name, run in runs.items()}}
+    for name in [name for name in runs if _is_search(name)]:
+        if not _is_new(candidates[name]) and (new := _best_new(runs[name], problem, settings.finalists)) is not None:
+            candidates[f"{name}: new"] = new
     dense_report = bed.perplexity(iter(()), windows.report)
+    known: dict[str, dict[str, float]] = {}  # runs often agree
     for name, text in candidates.items():
         tree = Expr.from_string(text)
         row: dict[str, Any] = {"name": name, "formula": text, "latex": METRIC_VOCABULARY.latex(tree), "size": tree.size}
-        row["search"] = problem.final(tree)
-        row["report"] = bed.perplexity(problem.weights(tree), windows.report)
-        row["ranks_as_wanda"] = same_ranking(tree, Expr.from_string(NAMED_METRICS["wanda"]))
+        if text not in known:
+            report = bed.perplexity(problem.weights(tree), windows.report)
+            known[text] = {"search": problem.final(tree), "report": report}
+        row |= known[text] | {"found": _is_search(name), "new": _is_new(text)}
         rows.append(row)
         log(f"{name}: search text {row['search']:.2f}, report text {row['report']:.2f}  {text}")
     if correct:
-        for name in ("wanda", "search"):
-            tree = Expr.from_string(candidates[name])
-            row = {"name": f"{name}, corrected", "formula": candidates[name], "latex": METRIC_VOCABULARY.latex(tree)}
+        best = min((row for row in rows if row["found"]), key=lambda row: row["search"])
+        for name, text in (("wanda", NAMED_METRICS["wanda"]), (best["name"], best["formula"])):
+            tree = Expr.from_string(text)
+            row = {"name": f"{name}, corrected", "formula": text, "latex": METRIC_VOCABULARY.latex(tree)}
             rows.append(row | _judged(bed, windows, corrected(problem.weights(tree))))
         row = {"name": "sparsegpt", "formula": "", "latex": ""}
         rows.append(row | _judged(bed, windows, by_sparsegpt(bed, sparsity, pattern)))
@@ -216,6 +140,27 @@ def by_sparsegpt(bed: Workbench, sparsity: float | Sequence[float], pattern: tup
         yield layer, sparsegpt(layer.weight, layer.statistics.hessian, own, pattern)
 
 
+def _is_search(name: str) -> bool:
+    """Whether a run, or a candidate from it, comes from a search and not from a control or an ablation."""
+    return name.split(",")[0].split(": ")[-1] == "search" or name.endswith(": new")
+
+
+def _is_new(formula: str) -> bool:
+    """Whether it ranks weights unlike every named metric: to find one of those proves nothing."""
+    tree = Expr.from_string(formula)
+    return not any(same_ranking(tree, Expr.from_string(named)) for named in NAMED_METRICS.values())
+
+
+def _best_new(run: SearchResult, problem: MetricProblem, finalists: int) -> str | None:
+    """The best by final score among the ``finalists`` new metrics with the best scores; None if the run scored none."""
+    scored = [own for own in run.judged if own.score is not None and _is_new(own.genome)]
+    scored.sort(key=lambda own: (own.score, own.size, own.key))
+    for own in scored[:finalists]:
+        own.final = problem.final(problem.decode(own.genome)) if own.final is None else own.final
+    best = min(scored[:finalists], key=lambda own: (own.final, own.size, own.key), default=None)
+    return None if best is None else best.genome
+
+
 def _metric_rivals(space: MetricSpace) -> dict[str, str]:
     known = set(space.terminals)
     return {
@@ -235,6 +180,7 @@ def search_allocation(
     windows: SearchWindows | None = None,
     control: bool = True,
     correct: bool = False,
+    repeats: int = 1,
     progress: Progress = lambda what, done, total: None,
     log: Log = _no_log,
 ) -> dict[str, Any]:
@@ -251,7 +197,7 @@ def search_allocation(
     kinds = tuple(by)
     if not kinds or set(kinds) - {"function", "levels"}:
         raise ValueError(f"by must name function, levels or both, got {', '.join(kinds) or 'nothing'}")
-    settings = settings or EvolutionSettings(population=20, generations=40, evaluations=150, finalists=5)
+    settings = settings or EvolutionSettings(population=20, generations=40, evaluations=75, finalists=5)
     dense, windows, out = _prepare(model, windows, out)
     bed = Workbench(dense.model, windows.calibration, progress=progress)
     symbolic = SymbolicMetric.parse(metric)
@@ -266,19 +212,20 @@ def search_allocation(
     candidates = _allocation_rivals(bed, bench)
     for kind in kinds:
         problem: Any = problems[kind]()
-        found = _run_both(problem, settings, out, kind, identity, control, log)
+        found = _repeated(problem, settings, out, kind, identity, control, repeats, log)
         runs |= {f"{kind}: {name}": run for name, run in found.items()}
         for name, run in found.items():
             candidates[f"{kind}: {name}"] = (run.best, problem.offsets(problem.decode(run.best)))
     rows = []
     for name, (text, offsets) in candidates.items():
         row: dict[str, Any] = {"name": name, "formula": text, "sparsities": bench.sparsities(offsets)}
+        row["found"] = _is_search(name)
         row["search"] = bench.final(offsets)
         row["report"] = bench.final(offsets, windows.report)
         rows.append(row)
         log(f"{name}: search text {row['search']:.2f}, report text {row['report']:.2f}  {text}")
     if correct:
-        best = min((row for row in rows if row["name"].endswith(": search")), key=lambda row: row["search"])
+        best = min((row for row in rows if row["found"]), key=lambda row: row["search"])
         for name, per_block in (("uniform", [sparsity] * bench.blocks), (best["name"], best["sparsities"])):
             row = {"name": f"{name}, SparseGPT", "formula": "", "sparsities": per_block}
             rows.append(row | _judged(bed, windows, by_sparsegpt(bed, per_block)))
@@ -296,7 +243,7 @@ def found_allocation(path: str | os.PathLike[str]) -> tuple[float, ...]:
     """
     try:
         result = json.loads(Path(path).read_text())
-        found = [row for row in result["candidates"] if row["name"].endswith(": search")]
+        found = [row for row in result["candidates"] if row.get("found")]
         return tuple(min(found, key=lambda row: row["search"])["sparsities"])
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is not the search.json of a search for an allocation") from error
@@ -312,6 +259,24 @@ def _allocation_rivals(bed: Workbench, bench: AllocationBench) -> dict[str, tupl
         "protected ends": ("0.2", protected_ends(blocks, bench.sparsity)),
         "second-order loss": ("", bench.sensitivity()),
     }
+
+
+def _repeated(
+    problem: Any, settings: EvolutionSettings, out: Path, name: str, identity: dict[str, Any], control: bool,
+    repeats: int, log: Log,
+) -> dict[str, SearchResult]:  # fmt: skip
+    """So many searches with their controls, the first by the seed of ``settings``, further ones by the next seeds.
+
+    Raises:
+        ValueError: ``repeats`` is less than 1.
+    """
+    if repeats < 1:
+        raise ValueError(f"repeats must be at least 1, got {repeats}")
+    runs = _run_both(problem, settings, out, name, identity, control, log)
+    for seed in range(settings.seed + 1, settings.seed + repeats):
+        own = _run_both(problem, replace(settings, seed=seed), out, f"{name}-seed{seed}", identity, control, log)
+        runs |= {f"{what}, seed {seed}": run for what, run in own.items()}
+    return runs
 
 
 def _run_both(

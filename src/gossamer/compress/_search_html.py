@@ -79,7 +79,7 @@ def _texts_line(result: dict[str, Any]) -> str:
 
 def _best(result: dict[str, Any]) -> dict[str, Any]:
     """The searched candidate that is best on the text searched on: the other text must not choose."""
-    found = [row for row in result["candidates"] if "search" in row["name"].split(": ")]
+    found = [row for row in result["candidates"] if row.get("found")]
     best: dict[str, Any] = min(found, key=lambda row: row["search"])
     return best
 

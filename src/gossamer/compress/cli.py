@@ -118,12 +118,15 @@ def _auto(
     if as_json:
         print(json.dumps(result))
         return
-    table = Table("", "MB", "perplexity", "on the front")
+    table = Table("", "MB", "perplexity", "linear layers, ms a token", "on the front")
     for point in result["points"]:
-        row = (point["name"], f"{point['bytes'] / 1e6:.1f}", f"{point['perplexity']:.2f}")
+        milliseconds = "" if point["seconds"] is None else f"{1e3 * point['seconds']:.2f}"
+        row = (point["name"], f"{point['bytes'] / 1e6:.1f}", f"{point['perplexity']:.2f}", milliseconds)
         table.add_row(*row, "yes" if point["front"] else "")
     Console().print(table)
     Console().print(f"chosen: {result['chosen']['name']}; wrote {out}; front: {out}.front.html")
+    if result["better"]:
+        Console().print(f"no larger and no worse, but not made here: {', '.join(result['better'])}")
 
 
 @app.command("evaluate")
@@ -199,6 +202,7 @@ def finetune_command(
     test: Annotated[Path | None, typer.Option("--test", help="Examples whose answers are scored.")] = None,
     sparsity: Annotated[float, typer.Option(help="Share of zeros in the base; 0 is plain LoRA.")] = 0.5,
     selection: Annotated[str, typer.Option(help="row, layer or 2:4.")] = "row",
+    score: Annotated[str, typer.Option(help="magnitude, or wanda, which looks at the examples.")] = "magnitude",
     rank: Annotated[int, typer.Option(help="Of the task adapter.")] = 16,
     residual_rank: Annotated[int, typer.Option(help="Of the repair; 0 for none.")] = 16,
     steps: Annotated[int, typer.Option(help="Optimiser steps.")] = 200,
@@ -216,7 +220,7 @@ def finetune_command(
     """
     from gossamer.compress import SALRConfig, TrainingSettings, finetune, load_dense, read_examples
 
-    config = SALRConfig(sparsity, selection, rank, 2.0 * rank, residual_rank=residual_rank)
+    config = SALRConfig(sparsity, selection, rank, 2.0 * rank, residual_rank=residual_rank, score=score)
     dense = load_dense(model)
     dense.model.to(device)
     scored = read_examples(test, test_limit) if test else []
