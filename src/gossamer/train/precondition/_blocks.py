@@ -109,14 +109,16 @@ class UnitWise(_PerExample):
         return ("diagonal",) if isinstance(layer, Lookup) else ("blocks",)
 
     def _blank(self, layer: AnyLayer) -> dict[str, Tensor]:
-        options = {"dtype": self._stored(layer), "device": layer.device}
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=self._stored(layer), device=layer.device)
+
         if isinstance(layer, Lookup):
-            return {"diagonal": torch.zeros(layer.rows, layer.width, **options)}
+            return {"diagonal": zeros(layer.rows, layer.width)}
         if isinstance(layer, Scaling):
             wide = 2 if layer.bias else 1
-            return {"blocks": torch.zeros(layer.width, wide, wide, **options)}
+            return {"blocks": zeros(layer.width, wide, wide)}
         wide = layer.inputs + bool(layer.bias)
-        return {"blocks": torch.zeros(layer.outputs, wide, wide, **options)}
+        return {"blocks": zeros(layer.outputs, wide, wide)}
 
     def _absorb_examples(self, layer: AnyLayer, x: Tensor, g: Tensor) -> None:
         total = self._sum(layer, self._blank_keys(layer)[0])

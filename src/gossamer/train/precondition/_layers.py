@@ -106,7 +106,8 @@ class Lookup(Layer):
         """Gradients of shape ``(batch, positions, width)``, zero where the index is that of padding."""
         g = g.reshape(g.shape[0], -1, g.shape[-1])
         padding = self.module.padding_idx
-        return g if padding is None else g * (self.rows_in(x) != padding).unsqueeze(-1)
+        assert padding is None or isinstance(padding, int)
+        return g if padding is None else g * self.rows_in(x).ne(padding).unsqueeze(-1)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from gossamer.train.precondition._settings import Settings
 
 _KEEP_GROWTH = 1.3
 _PROGRESS = 5e-4
+_MOST_HALVINGS = 20
 
 
 class NewtonCG(Preconditioner):
@@ -26,7 +27,8 @@ class NewtonCG(Preconditioner):
         direction of negative curvature ends the iteration).
     max_iterations: of conjugate gradients in a step.
     warm_start: share of the last direction to start from; 0 starts from nothing.
-    adapt: whether ``step(closure)`` also picks, of the iterates, the one with the least loss, and follows Levenberg and
+    adapt: whether ``step(closure)`` also picks, of the iterates, the one with the least loss (halved until it
+        lowers the loss at all), and follows Levenberg and
         Marquardt's rule: damping times 3/2 where the loss falls by less than a quarter of what the model promised, times
         2/3 where by more than three quarters.
 
@@ -102,7 +104,9 @@ class NewtonCG(Preconditioner):
         parameters = list(self.parameters.values())
         first = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
         used = [(g, v) for g, v in zip(first, vector, strict=True) if g is not None and g.requires_grad]
-        return torch.autograd.grad([g for g, _ in used], parameters, [v for _, v in used], allow_unused=True)
+        return torch.autograd.grad(
+            [g for g, _ in used], parameters, [v for _, v in used], retain_graph=True, allow_unused=True
+        )
 
     def _ggn(self, loss: Tensor, output: Tensor, vector: list[Tensor]) -> tuple[Tensor | None, ...]:
         parameters = list(self.parameters.values())
@@ -141,23 +145,24 @@ class NewtonCG(Preconditioner):
 
         start = self._state.get("/last")
         iterates = self._conjugate_gradients(multiply, g, None if start is None else start * self.warm_start)
-        chosen = iterates[-1]
+        chosen = iterates[-1][0]
         if self.adapt and closure is not None:
-            chosen = self._choose(iterates, g, multiply, closure)
+            chosen = self._choose(iterates, closure)
         if self.warm_start:
             self._state["/last"] = chosen.clone()
         self._discard()
         parts = zip(self.parameters.items(), chosen.split(sizes), strict=True)
         return {name: part.view(p.shape) for (name, p), part in parts if name in gradients}
 
-    def _conjugate_gradients(self, multiply: Any, g: Tensor, start: Tensor | None) -> list[Tensor]:
-        """Iterates of the solution of ``C x = g`` at growing distances, the last one last."""
+    def _conjugate_gradients(self, multiply: Any, g: Tensor, start: Tensor | None) -> list[tuple[Tensor, float]]:
+        """Iterates of the solution of ``C x = g`` at growing distances, each with the fall of the loss that it promises."""
         x = torch.zeros_like(g) if start is None else start
         residual = g.clone() if start is None else g - multiply(x)
         direction = residual.clone()
         square = float(residual.dot(residual))
-        kept, next_kept = [], 1.0
-        values: list[float] = []
+        kept: list[tuple[Tensor, float]] = []
+        next_kept = 1
+        promises: list[float] = [0.5 * float(x.dot(g + residual))]
         for iteration in range(1, self.max_iterations + 1):
             self.iterations = iteration
             if square <= 1e-30 * max(1.0, float(g.dot(g))):
@@ -167,41 +172,45 @@ class NewtonCG(Preconditioner):
             if curvature <= 0:  # only the Hessian's can be; what was found so far, or else the gradient itself
                 if iteration == 1:
                     x = x + direction
+                    promises.append(float(x.dot(g)))
                 break
             step = square / curvature
             x = x + step * direction
             residual -= step * image
             previous, square = square, float(residual.dot(residual))
             direction = residual + (square / previous) * direction
-            values.append(-0.5 * float(x.dot(g + residual)))  # the quadratic model, up to its constant
+            promises.append(0.5 * float(x.dot(g + residual)))
             if iteration >= next_kept:
-                kept.append(x.clone())
-                next_kept = math.ceil(next_kept * _KEEP_GROWTH) + 0.0
+                kept.append((x, promises[-1]))
+                next_kept = math.ceil(iteration * _KEEP_GROWTH)
             window = max(10, iteration // 10)
-            if (
-                iteration > window
-                and values[-1] < 0
-                and ((values[-1] - values[-1 - window]) / values[-1] < window * _PROGRESS)
-            ):
-                break
-        return kept if kept and kept[-1] is x else [*kept, x]
+            if iteration > window and promises[-1] > 0:
+                gained = promises[-1] - promises[-1 - window]
+                if gained < window * _PROGRESS * promises[-1]:
+                    break
+        return kept if kept and kept[-1][0] is x else [*kept, (x, promises[-1])]
 
-    def _choose(self, iterates: list[Tensor], g: Tensor, multiply: Any, closure: Closure) -> Tensor:
-        """Backtrack over the iterates while the loss falls, and adapt the damping to how well the model foretold it."""
+    def _choose(self, iterates: list[tuple[Tensor, float]], closure: Closure) -> Tensor:
+        """Backtrack over the iterates while the loss falls; adapt the damping to how well the model foretold it."""
         before = self._loss(closure)
-        chosen, least = iterates[-1], self._loss_after(iterates[-1], closure)
-        for earlier in reversed(iterates[:-1]):
+        chosen, promised = iterates[-1]
+        least = self._loss_after(chosen, closure)
+        for earlier, promise in reversed(iterates[:-1]):
             loss = self._loss_after(earlier, closure)
             if not loss < least and math.isfinite(least):
                 break
-            chosen, least = earlier, loss
-        promised = float(chosen.dot(g)) - 0.5 * float(chosen.dot(multiply(chosen)))
-        if promised > 0:
+            chosen, promised, least = earlier, promise, loss
+        if promised > 0:  # Levenberg and Marquardt's rule
             ratio = (before - least) / promised
             if not ratio >= 0.25:
                 self.damping *= 1.5
             elif ratio > 0.75:
                 self.damping *= 2 / 3
+        for _ in range(_MOST_HALVINGS):
+            if least < before:
+                break
+            chosen = 0.5 * chosen
+            least = self._loss_after(chosen, closure)
         return chosen
 
     def _loss(self, closure: Closure) -> float:

@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # not in its __all__
 
 _MOST_STEPS = 100
 _FLOOR = 1e-12
@@ -46,7 +47,7 @@ def _full(lower: Tensor) -> Tensor:
 def _eigen(matrices: Tensor, root: int, damping: float) -> Tensor:
     try:
         values, vectors = torch.linalg.eigh(matrices)
-    except torch.linalg.LinAlgError:
+    except LinAlgError:
         values, vectors = (part.to(matrices.dtype) for part in torch.linalg.eigh(matrices.double()))
     values.clamp_(min=0)
     values += damping * values[:, -1:] + _FLOOR

@@ -20,7 +20,8 @@ class Settings:
         one preconditioned gradient to the next; in between the last ones are used, or the gradient is left alone.
     damping: what is added to the curvature before it is inverted, in units of the curvature of the mean loss.
     decay: how much of the old curvature stays at an update, ``new = decay * old + (1 - decay) * current``; 0 keeps none.
-    kl_clip: if given, the preconditioned gradient ``d`` is scaled so that ``lr**2 * <gradient, d>`` is at most this.
+    kl_clip: if given, the preconditioned gradient d is scaled by ``min(1, sqrt(kl_clip / (lr**2 * <gradient, d>)))``: twice
+        the divergence between the distributions before and after the step is at most this (Osawa et al., 2019).
     learning_rate: the ``lr`` of that rule; a number, or a function that returns the optimizer's current one.
     loss_scale: what the loss is multiplied with before ``backward``: ``1 / k`` where k micro-batches make a step,
         ``scaler.get_scale`` under automatic mixed precision, or their product.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # not in its __all__
 
 _BLOCK = 256
 
@@ -70,7 +71,7 @@ def eigen(matrices: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
         batch = torch.stack(wide)
         try:
             values, vectors = torch.linalg.eigh(batch)
-        except torch.linalg.LinAlgError:
+        except LinAlgError:
             values, vectors = (part.to(batch.dtype) for part in torch.linalg.eigh(batch.double()))
         for number, i in enumerate(indices):
             out[i] = values[number].clamp(min=0), vectors[number]
