@@ -87,7 +87,7 @@ class Shampoo(Preconditioner):
         for block in self._blocks:
             if block.name not in gradients:
                 continue
-            part = gradients[block.name].view(block.shape)[block.where]
+            part = gradients[block.name].reshape(block.shape)[block.where]
             for mode, size in enumerate(block.sizes):
                 name = f"{block.key(mode)}/statistic"
                 dtype = self.settings.stored(part.dtype)
@@ -126,14 +126,14 @@ class Shampoo(Preconditioner):
             if block.name not in gradients or f"{block.key(0)}/root" not in self._state:
                 continue
             gradient = gradients[block.name]
-            part = gradient.view(block.shape)[block.where]
+            part = gradient.reshape(block.shape)[block.where]
             for mode in range(len(block.sizes)):
                 root = self._state[f"{block.key(mode)}/root"]
                 part = torch.tensordot(part.to(root.dtype), root, dims=([0], [0]))  # the other dimensions move up
             if block.sizes == block.shape:
                 found[block.name] = part.view(gradient.shape)
             else:
-                whole = found.setdefault(block.name, torch.empty_like(gradient, dtype=part.dtype))
+                whole = found.setdefault(block.name, part.new_empty(gradient.shape))
                 whole.view(block.shape)[block.where] = part
         if self.graft:
             names = list(found)

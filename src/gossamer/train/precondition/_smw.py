@@ -131,7 +131,8 @@ class SMW(LayerFisher):
         for layer in layers:
             rows = self._kept[layer.name]
             found |= _combine(layer, rows, weights.to(rows[1].dtype))
-        self.ranks.sum_([tensor.reshape(-1) for tensor in found.values()])
+        found = {name: part.contiguous() for name, part in found.items()}
+        self.ranks.sum_([part.view(-1) for part in found.values()])
         return {name: (gradients[name] - part) / self.settings.damping for name, part in found.items()}
 
 
