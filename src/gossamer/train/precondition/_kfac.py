@@ -21,7 +21,7 @@ from gossamer.train.precondition._layers import Affine, Lookup, Scaling
 from gossamer.train.precondition._likelihood import Likelihood
 from gossamer.train.precondition._ranks import assign_by_cost
 from gossamer.train.precondition._settings import Settings
-from gossamer.train.precondition._symmetric import add_gram_, damped_inverses, eigen, mirror_
+from gossamer.train.precondition._symmetric import add_gram_, damped_inverses, eigen, mirror_, zero_gram
 
 
 class KFAC(LayerFisher):
@@ -92,8 +92,8 @@ class KFAC(LayerFisher):
             return {"block": zeros(layer.width, wide, wide)}
         if isinstance(layer, Lookup):
             return {"A": zeros(layer.rows), "B": zeros(layer.width, layer.width)}
-        inputs = layer.inputs + self._joint(layer)
-        return {"A": zeros(inputs, inputs), "B": zeros(layer.outputs, layer.outputs)}
+        sizes = {"A": layer.inputs + self._joint(layer), "B": layer.outputs}
+        return {key: zero_gram(size, self._stored(layer), layer.device) for key, size in sizes.items()}
 
     def _absorb(self, layer: AnyLayer, x: Tensor, g: Tensor, number: int) -> None:
         dtype = self._stored(layer)
@@ -171,6 +171,10 @@ class KFAC(LayerFisher):
         owners = assign_by_cost([float(size) ** 3 for size in sizes], self.ranks.size)
         mine = [i for i, owner in enumerate(owners) if owner == self.ranks.rank]
         keep = self.settings.decay > 0
+        kinds = ["inverse"] if self.solver == "cholesky" else ["values", "vectors"]
+        for name in names:  # the old ones need not be there while the new ones are made
+            for kind in kinds:
+                self._state.pop(f"{name}_{kind}", None)
         matrices = [self._state[names[i]].clone() if keep else self._state.pop(names[i]) for i in mine]
         done: dict[str, Tensor] = {}
         if self.solver == "cholesky":
@@ -179,7 +183,6 @@ class KFAC(LayerFisher):
         else:
             for i, (values, vectors) in zip(mine, eigen(matrices), strict=True):
                 done |= {f"{names[i]}_values": values, f"{names[i]}_vectors": vectors}
-        kinds = ["inverse"] if self.solver == "cholesky" else ["values", "vectors"]
         if self.ranks.size > 1:
             for i, name in enumerate(names):
                 for kind in kinds:

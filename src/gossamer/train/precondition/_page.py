@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 HEADER = (
-    "method", "learning rate", "steps to target", "seconds to target", "held-out loss", "accuracy, %", "ms a step", "state, MB",
+    "method", "learning rate", "steps to target", "seconds to target", "held-out loss", "accuracy, %", "ms a step",
+    "state, MB",
 )  # fmt: skip
 
 

@@ -108,7 +108,10 @@ class Shampoo(Preconditioner):
         owners = assign_by_cost([float(size) ** 3 for _, size, _ in jobs], self.ranks.size)
         mine = [job for job, owner in zip(jobs, owners, strict=True) if owner == self.ranks.rank]
         for batch in _batches(mine, self._device.type):
-            stack = torch.stack([self._state[f"{key}/statistic"] for key, _, _ in batch])
+            statistics = [self._state[f"{key}/statistic"] for key, _, _ in batch]
+            stack = statistics[0].unsqueeze(0) if len(batch) == 1 else torch.stack(statistics)
+            for key, _, _ in batch:
+                self._state.pop(f"{key}/root", None)  # the old ones need not be there while the new ones are made
             roots = inverse_roots(stack, batch[0][2], self.settings.damping, self.root)
             for (key, _, _), root in zip(batch, roots.unbind(), strict=True):
                 self._state[f"{key}/root"] = root if len(batch) == 1 else root.clone()

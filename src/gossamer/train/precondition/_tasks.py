@@ -10,6 +10,7 @@ import gzip
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pydoc_data.topics import topics
 
 import torch
@@ -76,14 +77,14 @@ def draw_digits(count: int, seed: int, size: int = 16) -> tuple[Tensor, Tensor]:
 
 
 def digits(batch: int = 128) -> Task:
-    """Drawn digits, an auto-encoder-shaped classifier: 256-96-32-96-10 with tanh, whose bottleneck makes it ill-conditioned."""
+    """Drawn digits; a tanh network 256-96-32-96-10, which its bottleneck makes ill-conditioned."""
     images, labels = draw_digits(8192, seed=1)
 
     def build(seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             widths = (256, 96, 32, 96)
-            layers = [part for a, b in zip(widths, widths[1:], strict=False) for part in (nn.Linear(a, b), nn.Tanh())]
+            layers = [part for a, b in pairwise(widths) for part in (nn.Linear(a, b), nn.Tanh())]
             return nn.Sequential(*layers, nn.Linear(96, 10))
 
     def draw(step: int) -> tuple[Tensor, Tensor]:
