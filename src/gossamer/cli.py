@@ -39,6 +39,7 @@ _VERBS = {
     "sparse": _Verb("gossamer.sparse.cli", "Plan the products of a sparse matrix; write a report."),
     "cluster": _Verb("gossamer.cluster.cli", "Replay job traces under schedulers; load, traces, energy."),
     "apsp": _Verb("gossamer.graphs.cli", "Distances between all vertices of a graph, into a .npy file."),
+    "train": _Verb("gossamer.train.cli", "Compare preconditioners and optimizers on a task; write a report."),
     "bench": _Verb("gossamer.core.cli", "Measure claims again and write their records."),
     "claims": _Verb("gossamer.core.cli", "Show every claim beside its bar and its records."),
     "systems": _Verb("gossamer.core.cli", "Show the published systems: what works here, and where."),
