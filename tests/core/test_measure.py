@@ -166,3 +166,15 @@ def test_two_functions_cannot_measure_one_claim(registry):
 def test_better_must_be_a_direction(registry):
     with pytest.raises(ValueError, match="'higher' or 'lower', got 'bigger'"):
         claim("x", text="t", peer="p", unit="s", bar=1, better="bigger", summary=median)
+
+
+def test_numpys_products_keep_to_the_threads_of_a_block() -> None:
+    threadpoolctl = pytest.importorskip("threadpoolctl")
+
+    def threads() -> set[int]:
+        return {pool["num_threads"] for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"}
+
+    before = threads()
+    with Bench().threads(1):
+        assert threads() == {1}
+    assert threads() == before

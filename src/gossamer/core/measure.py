@@ -19,7 +19,7 @@ import math
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from itertools import cycle
 from pathlib import Path
@@ -152,7 +152,7 @@ class Bench:
 
     @contextmanager
     def threads(self, count: int) -> Iterator[None]:
-        """Run a block with ``count`` threads in numba and torch, whichever are loaded."""
+        """Run a block with ``count`` threads in numba, torch and BLAS libraries, whichever are loaded."""
         if count < 1:
             raise ValueError(f"count of threads must be at least 1, got {count}")
         before = self._threads
@@ -243,7 +243,13 @@ class Claim:
         return measured >= self.bar if self.better == "higher" else measured <= self.bar
 
     def rows(self, bench: Bench) -> Iterator[Row]:
-        """Measure, case by case, on one thread unless the benchmark says otherwise."""
+        """Measure, case by case, on one thread unless the benchmark says otherwise.
+
+        Raises:
+            ModuleNotFoundError: the peer is NumPy or SciPy, and nothing is there that can hold them to one thread.
+        """
+        if self.peer_package in ("numpy", "scipy"):
+            import threadpoolctl  # noqa: F401
         with bench.threads(1):
             yield from self.function(bench)
 
@@ -345,12 +351,25 @@ def _library_threads(count: int) -> Iterator[None]:
             numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))
         if torch:
             torch.set_num_threads(count)
-        yield
+        with _blas_threads(count):
+            yield
     finally:
         if numba:
             numba.set_num_threads(numba_before)
         if torch:
             torch.set_num_threads(torch_before)
+
+
+def _blas_threads(count: int) -> AbstractContextManager[object]:
+    """The libraries behind NumPy's and SciPy's products, which take every core unless they are told.
+
+    The extra "dev" has what tells them; without it (on a GPU machine, say), the environment has to have done so.
+    """
+    try:
+        from threadpoolctl import threadpool_limits
+    except ModuleNotFoundError:
+        return nullcontext()
+    return threadpool_limits(count, user_api="blas")
 
 
 def _spread(values: Sequence[float]) -> tuple[float, float]:
